@@ -247,6 +247,7 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
     assert not [line for line in lines for secret in secrets if secret in line]
 
 
+# fault: kernel/explain/failures.toml: needle = "the head has lost" → needle = "the head lost"
 # fault: serving/explain/explain.py: (*read_of, *ended) → read_of
 # fault: serving/explain/explain.py: ended = [] if works else → ended = [] if not works else
 # fault: serving/explain/explain.py: if one.phase == "stopping": → if False:
@@ -257,6 +258,7 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
         ("engine 1 has made no step for 26 s, and a request for one token got no answer in 18 s", "engine-hung"),
         ("no token for 120 s, though /health returns 200", "engine-hung"),
         ("process 468 (Worker_TP1), 9 of vLLM has been stopped by a signal for 10 s on gpu2", "process-stopped"),
+        ("the head has lost gpu2 (10.0.0.2)", "node-lost"),
     ],
 )
 def test_a_hang_that_the_node_program_ended_is_a_symptom(
@@ -291,6 +293,8 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
         hangs = lab.run(world, inventory, EXPLAIN).value.verdict
     assert (found.result, found.symptom.failure.slug) == ("symptom", slug)
     assert found.symptom.places[0].source == "gpu1:status of org/model"
+    if slug == "node-lost":
+        assert "vcluster exec gpu2 --ssh -- docker ps -a" in found.symptom.failure.fix
     # While it ends, the failure that is written down is an older one.
     assert (ends.result, ends.symptom.failure.slug) == ("symptom", slug)
     assert (again.result, again.symptom) == ("healthy", None)
@@ -299,6 +303,9 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
 
 
 # fault: serving/explain/explain.py: together=True, hosts=hosts) → together=True)
+# fault: serving/explain/explain.py: found = _placed(found, inventory) → pass
+# fault: serving/explain/explain.py: if where and where["rank"]: → if False:
+# fault: serving/explain/explain.py: **({"HOST": where["host"]} if where else {})} → }
 def test_a_killed_rank_is_named_with_its_host(up: tuple[World, Inventory], capsys: pytest.CaptureFixture[str]) -> None:
     """By vLLM's log on the head, where Ray names the address alone."""
     world, inventory = up
@@ -313,7 +320,13 @@ def test_a_killed_rank_is_named_with_its_host(up: tuple[World, Inventory], capsy
         world.clock.sleep(0.1)
         found = lab.run(world, inventory, EXPLAIN).value
     show_explained(found.verdict, color="never")
-    assert "ranks:   rank 3 ended on gpu2\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "ranks:   rank 3 ended on gpu2\n" in shown
+    assert [line.removeprefix("look:").strip() for line in shown.splitlines() if line.startswith("look:")] == [
+        "vcluster exec gpu2 --ssh -- dmesg -T | grep -E 'Out of memory|Xid'",
+        "vcluster exec gpu2 --ssh -- docker inspect -f '{{json .State}}' vcluster-lab",
+        "vcluster logs gpu2 --only rank=3",
+    ]
 
 
 @pytest.mark.promise("P41")

@@ -58,6 +58,8 @@ _OWN = "the error"
 BUNDLE = "vcluster explain --bundle report.tar.gz"
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
 SILENT = (Unreachable, ConnectionLost, TimedOut)
+# Which host a symptom is of: of a rank that ended there, and of one that the head has lost.
+_WHERE = re.compile(r"(?:\brank (?P<rank>\d+) |\b)(?:ended on|the head has lost) (?P<host>[\w.-]+)")
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     worked_at = _worked_at(head, rows) if works else None
     hosts = KnownHosts({host.address: name for name, host in inventory.hosts.items()}, inventory.head_name)
     found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True, hosts=hosts)
+    found = _placed(found, inventory)
     lost = _missing(inventory, head) if inventory.head_name in states else _without_head(inventory, states)
     off = {name: failures[name] for name in lost if isinstance(failures.get(name), SILENT)}
     if not status.up and (now := _of_now(status, off, found)):
@@ -122,6 +125,19 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     if request and found.result in QUIET:
         return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
     return Explanation(found, failures, restarts=restarted)
+
+
+def _placed(found: Diagnosis, inventory: Inventory) -> Diagnosis:
+    """The same with the cluster, and where it is known the host and the rank, in the commands of its symptom."""
+    if not (symptom := found.symptom):
+        return found
+    texts = (*found.ranks, *(place.text for place in symptom.places))
+    where = next((one for text in texts if (one := _WHERE.search(text)) and one["host"] in inventory.hosts), None)
+    words = {"CLUSTER": inventory.cluster, **({"HOST": where["host"]} if where else {})}
+    fix = re.sub(r"\b(?:CLUSTER|HOST)\b", lambda word: words.get(word[0], word[0]), symptom.failure.fix)
+    if where and where["rank"]:
+        fix = fix.replace("--only vllm", f"--only rank={where['rank']}")
+    return replace(found, symptom=replace(symptom, failure=replace(symptom.failure, fix=fix)))
 
 
 def _look(
@@ -353,7 +369,7 @@ def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: boo
         error.hint = _lines(known, listed) if place.source == _OWN and not last else _lines(listed, known)
     else:
         error.lines += [f"symptom ({failure.slug}), no line names its cause: {failure.cause}", *where]
-        error.lines.append(f"where to look for the cause: {failure.fix}")
+        error.lines += [f"where to look for the cause: {line}" for line in failure.fix.split("\n")]
         error.hint = _lines("vcluster explain", error.hint) if last else _lines(error.hint, "vcluster explain")
     return error
 
