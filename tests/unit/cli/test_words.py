@@ -95,6 +95,15 @@ def test_an_option_of_another_launcher_is_not_passed_to_vllm(option: str) -> Non
     assert call("serve", "M", "--hosts", "a,b", "--tp", "1", "--pp", "2", "--help") == 0
 
 
+# fault: kernel/terminal/words.py: and not (for_vllm and _set_here(word)): → :
+@pytest.mark.parametrize("words", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])
+def test_the_address_of_vllm_is_not_a_misspelt_list_of_hosts(words: tuple[str, ...]) -> None:
+    found = call("serve", "M", *words)
+    assert isinstance(found, UsageError)
+    assert found.message == "vcluster serve has no option --host"
+    assert found.hint == "use --expose to listen on the head's private address"
+
+
 # fault: features/batch/verb.py: if example.exists(): → if False:
 # fault: features/batch/verb.py: if str(source) == "-" or expanded(source).exists(): → if False:
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from vllm_cluster.kernel.errors import InventoryError
 
 # (what is added after the smallest inventory's nine lines, the whole answer)
 ADDED = [
+    ("ssh_user: ubuntu\n", "10: ssh_user: who logs in is set under ssh: `ssh: {user: ubuntu}`"),
     ("hsots: {}\n", "10: hsots: unknown key, did you mean hosts?"),
     ("address: 10.0.0.9\n", "10: address: unknown key here; it belongs under hosts.NAME"),
     ("heads: [gpu1]\n", "10: heads: a cluster has one head: `head: NAME`"),
@@ -332,6 +333,15 @@ def test_a_value_of_another_shape_gets_an_example_that_loads(text: str, line: in
     assert lines == [f"    {one}" for one in example]
     without = "" if example[0] == "hosts:" else HOSTS
     read(TOP + without + "\n".join(example) + "\n")
+
+
+# fault: kernel/inventory/document.py: error.problem == _COLON and (key → error.problem != _COLON and (key
+def test_a_colon_without_a_space_is_reported_at_its_own_line() -> None:
+    with pytest.raises(InventoryError) as refused:
+        read(SMALLEST.replace("version: 1", "version:1"))
+    where = next(number for number, line in enumerate(SMALLEST.splitlines(), 1) if line.startswith("version"))
+    text = f"inventory.yaml:{where}: a colon without a space behind it: write `version: …`"
+    assert refused.value.message == text
 
 
 def test_several_problems_have_their_number_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, field
 
@@ -23,10 +24,11 @@ _MAX_NODES = 100_000
 # The place of each value is as long as it is deep: 100,000 aliases at a depth of 280 took 254 MB. A recipe has 8.
 _MAX_DEPTH = 32
 _MAX_NUMBER = 1 << 64
+_COLON = "mapping values are not allowed here"
+_WITHOUT_SPACE = re.compile(r"[ \t]*([a-z_]{1,40}):[^ \t].*", re.ASCII)
 _SYNTAX = {
     "found character '\\t' that cannot start any token": "a tab; YAML is indented with spaces",
-    "mapping values are not allowed here": "an unexpected colon; check the indentation, "
-    'and put values that hold ": " in quotes',
+    _COLON: 'an unexpected colon; check the indentation, and put values that hold ": " in quotes',
     "could not find expected ':'": "a key without its colon, or a line indented too little",
     "but found another document": "a second document begins (---); an inventory is one document",
     "found unexpected end of stream": "the file ends inside quotes",
@@ -66,7 +68,7 @@ def read_document(text: str) -> Document:
             if node is not None:
                 _YamlWalker(yaml, document).read_root(node)
     except MarkedYAMLError as error:
-        _blame_syntax(document, error)
+        _blame_syntax(document, error, text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.add_problem((), "an unprintable character; remove it or write it as an escape in double quotes", line)
@@ -79,8 +81,14 @@ def read_document(text: str) -> Document:
     return document
 
 
-def _blame_syntax(document: Document, error: MarkedYAMLError) -> None:
+def _blame_syntax(document: Document, error: MarkedYAMLError, written: str) -> None:
     mark = error.problem_mark or error.context_mark
+    above = written.split("\n")[mark.line - 1] if mark is not None and mark.line else ""
+    if mark is not None and error.problem == _COLON and (key := _WITHOUT_SPACE.fullmatch(above)):
+        # YAML reads it as a text that continues, and stops at the colon of the next line.
+        text = f"a colon without a space behind it: write `{make_printable(key[1])}: …`"
+        document.add_problem((), text, mark.line)
+        return
     problem = make_printable(str(error.problem or error.context or error))
     text = _SYNTAX.get(str(error.problem), f"not YAML: {problem}")
     begun = error.context_mark

@@ -167,7 +167,9 @@ def container_user(value: object) -> object:
     """Who a container's processes are on the host: UID or UID:GID, in numbers, since names differ between images."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(USER_PATTERN[1:-1], text):
-        raise ValueError('must be numbers, UID or "UID:GID" ("1000:1000"): `id` on a host shows them')
+        raise ValueError(
+            'must be numbers, UID or "UID:GID" ("1000:1000"), as `id` on a host shows; a login is `ssh: {user: ubuntu}`'
+        )
     return text
 
 

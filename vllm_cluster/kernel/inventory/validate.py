@@ -13,10 +13,12 @@ from vllm_cluster.kernel.inventory.problems import Loc, key_of
 from vllm_cluster.kernel.inventory.words import nearest, quote_value
 
 # Keys that people bring from elsewhere, and the keys of this file for them.
+_SSH_USER = "who logs in is set under ssh: `ssh: {user: ubuntu}`"
 _INSTEAD = {
     ("heads",): "a cluster has one head: `head: NAME`",
     ("hosts", "*", "head"): "the head is set once, at the top of the file: `head: NAME`",
     ("hosts", "*", "role"): "the head is set once, at the top of the file: `head: NAME`; all others are workers",
+    **dict.fromkeys((("ssh_user",), ("hosts", "*", "ssh_user"), ("hosts", "*", "user")), _SSH_USER),
     ("hosts", "*", "name"): "a host's name is its key under hosts",
 }
 _PASSWORDS = {"passwd", "password", "passphrase", "ssh_password", "ansible_password", "sudo_password"}

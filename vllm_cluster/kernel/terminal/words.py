@@ -107,7 +107,8 @@ def ensure_dashes(called: Called, values: Mapping[str, Words], given: Sequence[s
         return
     word = others[0].partition("=")[0]
     error = unknown_option(called, own, word) if word.startswith("-") else UsageError(quote_word(word))
-    if error.message.endswith("?)"):
+    # A flag that vLLM has, and that this program sets, is not a misspelt one of it.
+    if error.message.endswith("?)") and not (for_vllm and _set_here(word)):
         raise error
     if for_vllm:
         _refuse_for_vllm(path, word, named)
@@ -145,14 +146,19 @@ def _names_inventory(words: Sequence[str]) -> bool:
 
 def _refuse_for_vllm(path: str, word: str, named: Sequence[str]) -> None:
     """Refuse a word that vLLM does not know, though it may be typed behind a model."""
-    from vllm_cluster.kernel.backends.vllm import instead
-
     if not word.startswith("-"):
         raise UsageError(
             f"{path} takes one MODEL, got {quote_word(word)} too", hint=command_line(*path.split(), named[0])
         )
-    if remedy := instead(word):
+    if remedy := _set_here(word):
         raise UsageError(f"{path} has no option {quote_word(word)}", hint=remedy)
+
+
+def _set_here(word: str) -> str | None:
+    """What to use in place of a flag of vLLM; None for one that this program does not set."""
+    from vllm_cluster.kernel.backends.vllm import instead
+
+    return instead(word)
 
 
 def _near(params: Sequence[help.Parameter], option: str) -> str:
