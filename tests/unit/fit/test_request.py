@@ -121,6 +121,16 @@ def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
     assert text in found
 
 
+# fault: serving/fit/request.py: near = own or difflib → near = difflib
+def test_a_folder_of_the_cache_is_meant_where_its_name_is_given() -> None:
+    """And not a model of a name that is nearer."""
+    files = Files(
+        "nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set", near=("my-model2", "./my-model")
+    )
+    found = [*find_problems(replace(asked(), model="my-model"), "gpu1", {"gpu1": files}, Judged())]
+    assert [one.near for one in found] == [("my-model", "./my-model")]
+
+
 def test_a_folder_that_lacks_a_shard_is_repaired_by_what_brought_it() -> None:
     lacking = Files("folder", config=configs.LLAMA_8B, lacking=("model-00003-of-00004.safetensors",))
     folder = replace(asked(), model="/models/llama8b")

@@ -260,6 +260,7 @@ def test_another_vllm_is_not_checked_and_that_is_reported(world: World, serve: s
     assert why in answer["unchecked"]
 
 
+# fault: serving/node/model_files.py: , *folders] → ]
 def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -274,6 +275,9 @@ def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     wrong = find_model("org/modl")
     assert (wrong["where"], wrong["near"]) == ("nowhere", ["org/model"])
     assert "HF_HUB_OFFLINE" in wrong["problem"]
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text("{}")
+    assert find_model("my-model")["near"] == ["org/model", "./my-model"]
     for word, text in (
         ("a/b/c", "neither a folder nor ORG/NAME"),
         ("./foo", "no such folder"),

@@ -173,7 +173,8 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
     for host, found in files.items():
         if found.where == "nowhere" and host in (head, *(asked.reads or asked.hosts or files)):
             others = [] if asked.model in found.near else found.near
-            near = difflib.get_close_matches(asked.model, others, n=1, cutoff=0.5)
+            own = [one for one in others if one == f"./{asked.model}"]
+            near = own or difflib.get_close_matches(asked.model, others, n=1, cutoff=0.5)
             fix = _fix(asked.model, found.problem, near=bool(near))
             text = f"{asked.model}: {found.problem}"
             if host != head and files[head].where in ("cache", "folder"):

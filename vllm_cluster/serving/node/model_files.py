@@ -106,9 +106,10 @@ def _memory() -> int | None:
 
 
 def _cached(home: Path) -> list[str]:
-    """The repositories in the cache, as people name them."""
+    """The repositories in the cache and the folders of models beside it, as people name them."""
     names = sorted(path.name for path in home.glob("models--*"))[:MAX_NEAR]
-    return [name.removeprefix("models--").replace("--", "/", 1) for name in names]
+    folders = sorted(f"./{path.parent.name}" for path in home.parent.glob("*/config.json"))[:MAX_NEAR]
+    return [*(name.removeprefix("models--").replace("--", "/", 1) for name in names), *folders]
 
 
 def _snapshot(home: Path, model: str, revision: str) -> Path | None:
