@@ -132,7 +132,8 @@ def schemas() -> dict[str, Schema]:
         "endpoint": keys(
             {
                 "v": VERSION,
-                **dict.fromkeys(("base_url", "model", "key"), TEXT),
+                **dict.fromkeys(("base_url", "model"), TEXT),
+                "key": {**TEXT, "description": "The command that prints the key, which is in no document."},
                 "models": rows(TEXT),
                 "tunnel": maybe(keys({"pid": COUNT, "port": COUNT})),
             }
@@ -239,7 +240,7 @@ def _about() -> Schema:
 
 def _failure() -> Schema:
     more = {**dict.fromkeys(("checks", "signs"), rows(TEXT)), **dict.fromkeys(("prevented", "silent"), maybe(TEXT))}
-    return keys({"v": VERSION, "name": TEXT, "failures": rows(keys({**_about(), **more}))})
+    return keys({"v": VERSION, "name": TEXT, "why": maybe(TEXT), "failures": rows(keys({**_about(), **more}))})
 
 
 def _explain() -> Schema:

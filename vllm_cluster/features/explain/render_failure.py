@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, to_paste, with_ends
 from vllm_cluster.serving.explain.render import about
 
 
 def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, Any]:
-    """The failures of that name as JSON would have them."""
+    """The failures of that name as JSON would have them; `why` is why a finding of that name matters."""
     return {
         "v": 1,
         "name": name,
+        "why": CODES.get(name),
         "failures": [
             {
                 **about(failure),
@@ -28,13 +30,17 @@ def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, 
     }
 
 
-def show_failures(failures: Sequence[KnownFailure], *, color: str) -> None:
-    """Write one failure after the other on standard output."""
+def show_failures(name: str, failures: Sequence[KnownFailure], *, color: str) -> None:
+    """Write why a finding of that name matters, and one failure after the other, on standard output."""
     bold, end = styles(color, BOLD)
+    of_finding = with_ends((f"finding: {CODES[name]}",)) if name in CODES else ()
+    both = [one.slug for one in failures] == [name]
+    if not both:
+        out(bold, name, end, END, *of_finding, end="")
     for number, failure in enumerate(failures):
-        if number:
+        if number or not both:
             out()
-        out(bold, failure.slug, end, END, *with_ends(_lines(failure)), end="")
+        out(bold, failure.slug, end, END, *with_ends(_lines(failure)), *(of_finding if both else ()), end="")
 
 
 def _lines(failure: KnownFailure) -> Iterable[str]:

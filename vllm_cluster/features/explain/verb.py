@@ -72,14 +72,15 @@ def _may_be_name(session: Session, file: Path) -> bool:
 
 
 def _named(session: Session, name: str) -> None:
-    """Show the failure of that name, or those that a finding of that code shows beforehand; else look at a model."""
+    """Show the failure of that name, or a finding and the failures that it shows beforehand; else look at a model."""
     from vllm_cluster.features.explain.render_failure import failures_document, show_failures
+    from vllm_cluster.kernel.checks.codes import CODES
     from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
     from vllm_cluster.kernel.inventory.words import nearest
 
     found = [FAILURES[name]] if name in FAILURES else [FAILURES[slug] for slug in CHECKED.get(name, ())]
-    if not found:
-        near = nearest(name, [*FAILURES, *CHECKED])
+    if not (found or name in CODES):
+        near = nearest(name, [*FAILURES, *CODES])
         if near or not session.has_inventory:
             also = f"; did you mean {near}?" if near else ""
             raise UsageError(
@@ -88,7 +89,7 @@ def _named(session: Session, name: str) -> None:
             )
         _explain(session, (), name)
         return
-    session.show(lambda: failures_document(name, found), lambda: show_failures(found, color=SETTINGS.color))
+    session.show(lambda: failures_document(name, found), lambda: show_failures(name, found, color=SETTINGS.color))
 
 
 def _explain(session: Session, files: Sequence[Path], model: str | None = None) -> None:

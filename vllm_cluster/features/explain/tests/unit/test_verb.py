@@ -18,6 +18,7 @@ import pytest
 from tests.support.json_schemas import validate
 from tests.support.logs import FOLDER
 from vllm_cluster.features.explain.verb import explain
+from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
 from vllm_cluster.kernel.explain.diagnosis import diagnose
@@ -252,6 +253,23 @@ def test_the_name_of_a_failure_shows_all_that_is_known_of_it(name: str, capsys: 
     (failure,) = json.loads(shown)["failures"]
     assert (failure["cause"] is None) == (failure["fix"] is None) == (known.kind == "symptom")
     assert set(failure["signs"]) == {sign.needle for sign in known.signs}
+
+
+# fault: features/explain/verb.py: if not (found or name in CODES): → if not found:
+# fault: features/explain/render_failure.py: if name in CODES else () → if False else ()
+# fault: features/explain/render_failure.py: *(of_finding if both else ()) → *()
+def test_the_code_of_a_finding_shows_why_it_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of one that forestalls no known failure."""
+    for code in ("driver-differs", next(code for code in CODES if code not in {*CHECKED, *FAILURES})):
+        assert run(Path(code)) == 0
+        assert capsys.readouterr().out.startswith(f"{code}\nfinding: {CODES[code]}\n")
+        assert run(Path(code), as_json=True) == 0
+        document = capsys.readouterr().out
+        validate(["explain", "NAME"], document)
+        assert json.loads(document)["why"] == CODES[code]
+    # Of one that has the name of a failure.
+    assert run(Path("disk-full")) == 0
+    assert f"\nfinding: {CODES['disk-full']}\n" in capsys.readouterr().out
 
 
 def test_the_code_of_a_finding_shows_the_failures_that_it_is_found_for(capsys: pytest.CaptureFixture[str]) -> None:
