@@ -305,3 +305,14 @@ def test_a_cpu_cluster_is_asked_nothing_about_gpus() -> None:
     }
     facts["gpu1"] = replace(facts["gpu1"], gpus=())
     assert check_all(world.inventory(accelerator="cpu"), facts) == ()
+
+
+# fault: kernel/checks/model_cache.py: if facts.details and facts.details.revisions: → if facts.details:
+def test_a_full_cache_is_measured_where_it_has_a_model() -> None:
+    """Where there is none, the folder of the hub need not exist either, and nothing can be removed."""
+    larger = "model_cache in the inventory, on a larger disk\nvcluster up"
+    full = {"free_bytes": {"/models": 10_000_000}}
+    none: dict[str, Any] = {"revisions": {}}
+    for more, fix in (({}, f"on gpu2: du -d 1 -h /models/hub\n{larger}"), (none, larger)):
+        found = check_all(world.inventory(), hosts(**full, **more))
+        assert [one.fix for one in found if one.code == "cache-full"] == [fix]

@@ -87,7 +87,7 @@ def _refusal(host: str, question: Mapping[str, Any], answer: HubAnswer) -> Vclus
     how = "with the token that is set" if question["token"] else "without a token"
     page = f"{endpoint}/{model}"
     elsewhere = "use --via HOST with a host that reaches it, or set HF_ENDPOINT to a mirror"
-    elsewhere += f"\nor {through_folder(model)}"
+    elsewhere += f"\nor through a folder here:\n{through_folder(model)}"
     access = f"open {page} and accept its terms\nset hf_token in the inventory to a token of that account"
     texts = {
         "gated": (f"{model} is gated: {endpoint} answers {code} {how}", access),

@@ -168,7 +168,9 @@ def ensure_room(plan: PullPlan) -> None:
             needed = f"{size(missing)} are needed, beside {size(SPARE)} for logs"
             lines.append((f"pull: {needed}, and {size(free)} are free in {plan.cache}", name))
     if lines:
-        raise PreflightFailed(*(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items()), hint="vcluster models")
+        # Where no model is there, none can be removed.
+        fix = "model_cache in the inventory, on a larger disk, then vcluster up\nvcluster models"
+        raise PreflightFailed(*(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items()), hint=fix)
 
 
 def warn_of_stale(hosts: PullHosts, plan: PullPlan) -> None:

@@ -35,7 +35,7 @@ def show_models(found: CachedModels, cache: str, *, color: str) -> None:
             groups.setdefault((model.name, model.commit, state), {})[host] = model
     if not groups:
         if found.hosts:
-            out(f"No models in {cache} of {', '.join(found.hosts)}.")
+            out(f"No models in {cache} of {', '.join(found.hosts)}. Where it is full, give model_cache a larger disk.")
         return
     rows = [_row(found, state, held) for (_, _, state), held in sorted(groups.items())]
     width = columns()

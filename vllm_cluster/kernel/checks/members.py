@@ -17,6 +17,6 @@ def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findi
     for name, member in former(inventory, facts, kept.record if kept else None).items():
         text = f"{name} ({member.address}) left the inventory, and is still a member: its node may hold GPUs"
         line, gone = member.former_line, command_line("vcluster", "up", Option("--forget"), name)
-        fix = f"vcluster up, or where no inventory here has named it {line}," if line else "vcluster up"
-        fix += f" removes its node; {gone} where it is gone for good"
+        text += f"; vcluster up removes it, --forget where {name} is gone for good"
+        fix = "\n".join(filter(None, ("vcluster up", line and f"where no inventory here has named it: {line}", gone)))
         yield Finding("member-not-in-inventory", inventory.head_name, text, fix, severity="warning")

@@ -33,8 +33,11 @@ def cache_filesystem(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
     free = facts.free_bytes.get(inventory.model_cache)
     if free is not None and free < 1e9:
         text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
-        sizes = command_line("du", Option("-d"), "1", Option("-h"), f"{inventory.model_cache}/hub", on=host.name)
-        fix = f"{sizes}, or a larger disk"
+        fix = "model_cache in the inventory, on a larger disk\nvcluster up"
+        if facts.details and facts.details.revisions:
+            # Where it has no model of the hub, there is no such folder either.
+            folder = f"{inventory.model_cache}/hub"
+            fix = f"{command_line('du', Option('-d'), '1', Option('-h'), folder, on=host.name)}\n{fix}"
         yield Finding("cache-full", host.name, text, fix, severity="warning")
 
 

@@ -71,7 +71,8 @@ def test_what_is_being_pulled_is_a_row_with_how_much_is_there(capsys: pytest.Cap
 
 
 def test_no_model_prints_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, CachedModels({"gpu1": (), "gpu2": ()}, {})) == ["No models in /models of gpu1, gpu2."]
+    none = "No models in /models of gpu1, gpu2. Where it is full, give model_cache a larger disk."
+    assert shown(capsys, CachedModels({"gpu1": (), "gpu2": ()}, {})) == [none]
     # Of hosts that did not answer nothing is known.
     assert shown(capsys, CachedModels({}, {})) == []
 
