@@ -169,7 +169,7 @@ def average(point: Mapping[str, Any], figure: str) -> float:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure at one load, before and after; `different` is whether it is more than noise."""
+    """One figure at one load, before and after, of so many `runs`; `different` is whether it is more than noise."""
 
     concurrency: int
     figure: str
@@ -179,6 +179,7 @@ class ComparedFigure:
     p_value: float | None
     different: bool
     better: bool
+    runs: tuple[int, int]
 
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[ComparedFigure]:
@@ -194,7 +195,7 @@ def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, An
     return [_compared(row, row[:2] in different) for row in rows]
 
 
-_Row = tuple[Point, str, tuple[float, float], float | None]
+_Row = tuple[Point, str, tuple[float, float], float | None, tuple[int, int]]
 
 
 def _load(point: Mapping[str, Any]) -> Point:
@@ -206,15 +207,17 @@ def _figures(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[_Row]:
     for name in COMPARED:
         first, second = figure_values(one, name), figure_values(other, name)
         if first and second:
-            rows.append((_load(one), name, (mean(first), mean(second)), welch(first, second)))
+            rows.append(
+                (_load(one), name, (mean(first), mean(second)), welch(first, second), (len(first), len(second)))
+            )
     return rows
 
 
 def _compared(row: _Row, different: bool) -> ComparedFigure:
-    load, name, (before, after), p = row
+    load, name, (before, after), p, runs = row
     change = (after / before - 1) * 100 if before else 0.0
     return ComparedFigure(
-        load.concurrency, name, before, after, change, p, different, (after > before) == COMPARED[name]
+        load.concurrency, name, before, after, change, p, different, (after > before) == COMPARED[name], runs
     )
 
 

@@ -106,7 +106,7 @@ def _verdict(row: ComparedFigure) -> str:
     if row.p_value is None:
         return "one run: unknown"
     if not row.different:
-        return "no difference"
+        return f"within the noise of {row.runs[0]} and {row.runs[1]} runs"
     return "better" if row.better else "worse"
 
 
