@@ -7,11 +7,12 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.support.in_process import run
+from vllm_cluster.features.logs import verb as logs_verb
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.terminal.completion import (
     MAX_MODELS,
@@ -150,3 +151,9 @@ def test_what_a_shell_would_run_or_split_is_not_offered(name: str, inventory: Pa
 def test_verbs_of_a_group_with_a_default_are_offered(inventory: Path) -> None:
     words = {"COMP_WORDS": "vcluster models ", "COMP_CWORD": "2", "_VCLUSTER_COMPLETE": "complete_bash"}
     assert run(cwd=inventory.parent, **words).stdout.split() == ["ls", "rm"]
+
+
+# fault: features/logs/verb.py: autocompletion=_complete_only, → autocompletion=complete_hosts,
+def test_the_parts_of_the_logs_are_offered() -> None:
+    only = get_args(logs_verb.Only)[1]
+    assert only.autocompletion(None, [], "r") == ["ray", "rank=", "replica="]

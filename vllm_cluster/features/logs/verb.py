@@ -13,7 +13,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import Option, command_line
-from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.completion import complete_hosts, offered
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import err
 from vllm_cluster.kernel.terminal.session import Session
@@ -36,12 +36,20 @@ Since = Annotated[
     ),
 ]
 MAX_SINCE = 1e9
+
+
+def _complete_only(ctx: object, args: list[str], incomplete: str) -> list[str]:
+    """The parts of the logs; which ranks there are is not known here."""
+    return offered(("ray", "vllm", "rank=", "replica="), incomplete)
+
+
 Only = Annotated[
     list[str] | None,
     typer.Option(
         "--only",
         metavar="ray|vllm|rank=N|replica=N",
         help="Only Ray with the files of its processes, vLLM with all ranks, a rank, or a replica. Repeatable.",
+        autocompletion=_complete_only,
     ),
 ]
 

@@ -347,6 +347,7 @@ def add_cause(
     found = (
         _of_group(inventory.head_name, head) if head and down else diagnose(scan_all(asked), since=since, together=True)
     )
+    found = _placed(found, inventory)
     error.lines[-1] += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named, model, last=bool(otherwise))
