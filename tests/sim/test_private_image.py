@@ -132,7 +132,7 @@ def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: 
         assert lab.succeed(world, inventory, lab.do_plan).value.empty, "the next up takes the image"
 
 
-# fault: serving/cluster/up.py: if renew_image or lost: → if renew_image:
+# fault: kernel/apply/barrier.py: if odd and not known and not → if odd and known and not
 @pytest.mark.promise("P26")
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_where_the_head_lost_an_image_whose_tag_moved_the_nodes_of_others_are_asked_about(answer: bool | None) -> None:
@@ -155,7 +155,6 @@ def test_where_the_head_lost_an_image_whose_tag_moved_the_nodes_of_others_are_as
             ]
 
 
-# fault: serving/cluster/up.py: with nullcontext() if renew_image else suppress(CommandFailed): → with nullcontext():
 @pytest.mark.promise("P26")
 def test_where_no_registry_has_it_the_head_takes_what_runs_on_the_others() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)

@@ -32,7 +32,7 @@ def held(world: World, plan: Plan, inventory: Inventory = INVENTORY) -> Outcome:
         with reached(inventory, emit, runtime=runtime) as (fleet, _):
             facts_of(inventory, fleet)
             wanted = OneImage(barrier.base, fleet.connections[plan.head], emit)
-            ensure_same_image(barrier.image, wanted, plan, fleet)
+            ensure_same_image(barrier.image, wanted, plan, fleet, known=True)
 
     return lab.run(world, inventory, verb)
 

@@ -520,6 +520,10 @@ TYPED = (
 )
 
 
+# What makes a command of the words that it is given: those of slurm are of the machine where they are typed.
+COMPOSERS = ("command_line", "line", "line_there", "there")
+
+
 def _begins(node: ast.expr) -> str:
     """How a literal word begins; empty where its beginning is a value."""
     return next(_pieces(node), None) or ""
@@ -529,16 +533,19 @@ def unmarked(tree: ast.AST, name: str = "") -> list[int]:
     """The lines of a file with an option in a command that is not marked, or a value that is marked as one."""
     found = []
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
             continue
-        if call.func.id == "command_line":
+        called = call.func.id if isinstance(call.func, ast.Name) else call.func.attr
+        if called in COMPOSERS:
             words = [each for word in call.args for each in _literals(word)]
             found += [word.lineno for word in words if _begins(word).startswith("-")]
-        elif call.func.id == "Option" and len(call.args) == 1 and not call.keywords:
+        elif isinstance(call.func, ast.Attribute):
+            continue
+        elif called == "Option" and len(call.args) == 1 and not call.keywords:
             (word,) = call.args
             if not (_begins(word) or (isinstance(word, ast.Name) and word.id.isupper())):
                 found.append(word.lineno)
-        elif call.func.id == "typed_words" and name not in TYPED:
+        elif called == "typed_words" and name not in TYPED:
             found.append(call.lineno)
     return found
 
@@ -559,6 +566,7 @@ def _literals(word: ast.expr) -> Iterator[ast.expr]:
         yield word
 
 
+# fault: features/slurm/render.py: line("stop", state.job, Option("--yes")) → line("stop", state.job, "--yes")
 # fault: serving/others.py: [command_line("vcluster", verb, one) for → [command_line("vcluster", verb, Option(one)) for
 # fault: kernel/plan/room.py: command_line("vcluster", "stop", first.deployment.name) → command_line("vcluster", "stop", "--yes")
 def test_only_a_literal_is_an_option_of_a_printed_command() -> None:
@@ -577,6 +585,8 @@ def test_only_a_literal_is_an_option_of_a_printed_command() -> None:
         ('command_line("vcluster", "pull", f"--as={name}")', [1]),
         ('command_line("vcluster", "pull", Option(model))', [1]),
         ('command_line("vcluster", "pull", *typed_words(words))', [1]),
+        ('node.line("stop", job, "--yes")', [1]),
+        ('there("sinfo", "-o", "%P")', [1]),
         ('command_line("vcluster", "pull", model, Option("--cancel"), Option(f"--as={name}"), Option(SHARE))', []),
     ],
 )

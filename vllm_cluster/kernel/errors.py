@@ -225,6 +225,12 @@ class NodesNotJoined(HostError):
         self.cut_off = tuple(cut_off)
 
 
+class TagMoved(HostError):
+    """The head got an image that the plan did not know, and nodes run from another; nothing was stopped."""
+
+    code = "tag-moved"
+
+
 class CommandFailed(HostError):
     """A command ran to its end and failed; keeps what it printed."""
 

@@ -187,8 +187,9 @@ def _has_acl(path: Path) -> bool:
     look = getattr(os, "getxattr", None)  # Linux alone has it
     try:
         return bool(look and look(path, "system.posix_acl_access"))
-    except OSError:  # it has none, or its file system knows none
-        return False
+    except OSError as error:
+        # NFSv4 has ACLs of its own, and does not show them here.
+        return error.errno != errno.ENODATA
 
 
 def _of_unmapped_root(path: Path, owner: int) -> bool:

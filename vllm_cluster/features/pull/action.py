@@ -145,9 +145,7 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
     revision = wanted.revision or "main"
     same = one is None or bool(wanted.source) or revision in (one.reference, one.commit)
     if one and (one.model != wanted.model or not same):
-        # Where a folder comes from, only its sender knows.
-        hint = command_line("vcluster", "pull", one.name) if REPOSITORY.fullmatch(one.model) else "vcluster models"
-        raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=hint)
+        raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=one.follow)
     if wanted.detach:
         _result(hosts, wanted, f"{wanted.name} is already being pulled. Nothing was changed.")
         return True

@@ -20,7 +20,6 @@ from vllm_cluster.kernel.models import weights
 from vllm_cluster.kernel.models.cache import ask_cache
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster
 from vllm_cluster.kernel.plan.pull import container_name
-from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.pull import CacheRow
 
@@ -103,7 +102,7 @@ def refuse_running(hosts: PullHosts) -> None:
     """
     there = statuses(hosts)
     if running := [name for name, one in there.items() if not one.over]:
-        model = next((one.model for one in there.values() if one.model), "")
-        hint = command_line("vcluster", "pull", model or Option("--cancel"))
-        raise Locked(f"{model or 'a model'} is being pulled to {', '.join(running)}", hint=hint)
+        one = next((one for one in there.values() if one.model), None)
+        hint = one.follow if one else "vcluster pull --cancel"
+        raise Locked(f"{one.model if one else 'a model'} is being pulled to {', '.join(running)}", hint=hint)
     remove_pull(hosts, there)

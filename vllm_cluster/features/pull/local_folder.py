@@ -136,7 +136,8 @@ def refused_links(folder: str, links: Sequence[tuple[str, str]], on: str = "") -
 
 def _visible(folder: Path) -> Iterator[Path]:
     """The files below a folder, but for hidden ones."""
-    below, links = _below(real(folder)), list[Path]()
+    below = _below(real(folder))
+    links: list[Path] = []
     for place, names, files in os.walk(folder, onerror=_refuse):
         names[:] = [name for name in names if not name.startswith(".")]
         links += [path for name in names if (path := Path(place) / name).is_symlink()]

@@ -88,7 +88,7 @@ def pull(
         from vllm_cluster.features.pull import action
         from vllm_cluster.kernel.plan.pull import through_folder
 
-        of_hosts = "--verify" if verify else "--cancel" if cancel else ""
+        of_hosts = Option("--verify") if verify else Option("--cancel") if cancel else ""
         wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=of_hosts)
         loaded = session.load()
         if via == "local" and via not in loaded.hosts:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
+from vllm_cluster.kernel.shell_line import Option
 from vllm_cluster.kernel.terminal.output import to_paste
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import host_port
@@ -66,10 +67,10 @@ def without_log(
     yield plain(state.head)
     yield f"Its start {start} has no log." if start else "No start of it has failed."
     if state.phase == "failed" and state.queued:
-        yield to_paste("fix:     ", there("sinfo", "-o", "%P %l %D %G"))
-        yield to_paste("fix:     ", line("stop", state.job, "--yes"))
+        yield to_paste("fix:     ", there("sinfo", Option("-o"), "%P %l %D %G"))
+        yield to_paste("fix:     ", line("stop", state.job, Option("--yes")))
     elif (start or state.phase == "failed") and state.output.startswith("/"):  # as Slurm shows each
-        yield to_paste("fix:     ", there("tail", "--", state.output))
+        yield to_paste("fix:     ", there("tail", Option("--"), state.output))
 
 
 def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:

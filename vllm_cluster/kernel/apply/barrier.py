@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from vllm_cluster.kernel.apply.members import look_by_hand
-from vllm_cluster.kernel.errors import HostError, LeftAlone, NodesNotJoined, Unreachable, combine
+from vllm_cluster.kernel.errors import HostError, LeftAlone, NodesNotJoined, TagMoved, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.images.host_images import OneImage, find_held_image
@@ -24,10 +24,13 @@ CONNECT_SECONDS = 30.0
 GONE_SECONDS = 40.0
 
 
-def ensure_same_image(image: str, wanted: OneImage, plan: Plan, fleet: Fleet) -> None:
+def ensure_same_image(image: str, wanted: OneImage, plan: Plan, fleet: Fleet, *, known: bool) -> None:
     """Each node is made from this image, or will be: by its node image, as the name may mean another one there.
 
+    `known` is whether the plan had it: else the head has got it since.
+
     Raises:
+        TagMoved: nodes that the plan keeps are made from another than the head has got.
         HostError, FleetError: on some hosts it is another one.
     """
     new = {one.host: one.spec.requirements for one in plan.operations() if isinstance(one, CreateNode)}
@@ -45,6 +48,9 @@ def ensure_same_image(image: str, wanted: OneImage, plan: Plan, fleet: Fleet) ->
         return None if there and wanted.is_it(connection, there.id) else there.id if there else ""
 
     odd = {host: found for host, found in fleet.all(other).items() if found is not None}
+    if odd and not known and not odd.keys() & new:
+        text = f"{image} is {wanted.id[:19]} now, and the nodes of {', '.join(odd)} are made from another image"
+        raise TagMoved(plan.head, text, hint="vcluster up")
     if odd:
         hint, texts = "vcluster image push\nvcluster up", {host: found[:19] or "gone" for host, found in odd.items()}
         raise combine(

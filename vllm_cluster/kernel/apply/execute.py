@@ -113,8 +113,8 @@ class PlanExecution:
         match barrier:
             case SecretsWritten():
                 self._write_secrets()
-            case SameImage(image):
-                ensure_same_image(image, self._images.image_for(image), self.plan, self.fleet)
+            case SameImage(image, base):
+                ensure_same_image(image, self._images.image_for(image), self.plan, self.fleet, known=bool(base))
             case HeadReady(host):
                 await_head(self.fleet.connections[host], self.plan, self.emit)
             case GpusJoined():

@@ -29,6 +29,7 @@ from vllm_cluster.kernel.plan.pull import (
     container_spec,
 )
 from vllm_cluster.kernel.plan.spec import CLUSTER
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import end_of, printable
 from vllm_cluster.wire.pull import HostPlan, PullPhase
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
@@ -40,7 +41,7 @@ RESTARTS = 20
 MAX_TEXT = 500
 # What a status has of these becomes part of commands that are printed, to be pasted.
 _FORMS = {
-    "model": re.compile(rf"(\./)?{REPOSITORY.pattern}"),
+    "model": re.compile(rf"(\./)?{REPOSITORY.pattern}", re.ASCII),
     "commit": COMMIT,
     "reference": re.compile(r"\w[\w./+-]{0,200}"),
 }
@@ -69,6 +70,11 @@ class PullStatus:
         """The model and the revision that is pulled."""
         revision = self.reference or self.commit
         return f"{self.model}@{revision}" if revision not in ("", "main") else self.model
+
+    @property
+    def follow(self) -> str:
+        """The command that follows it; where a folder comes from, only its sender knows."""
+        return command_line("vcluster", "pull", self.name) if REPOSITORY.fullmatch(self.model) else "vcluster models"
 
     @property
     def over(self) -> bool:

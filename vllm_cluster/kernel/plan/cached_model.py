@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from vllm_cluster.kernel.errors import UsageError
 
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
+# Of the hub: no part of it is `..`, which would lead elsewhere.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 # What huggingface_hub keeps in the cache beside the folders of models.
 _HUB_FOLDERS = ("hub", "xet", "assets", "modules", "datasets", "token", "stored_tokens")
 # No space, no control character, no `..`: a folder is never outside the cache, and its name steers no terminal.
@@ -61,6 +62,6 @@ def cache_place(model: str) -> CachePlace:
     """
     if path := _path(model):
         return CachePlace(model, path, "folder")
-    if REPOSITORY.fullmatch(model) and model.isascii() and not {"..", "."} & {*model.split("/")}:
+    if REPOSITORY.fullmatch(model):
         return CachePlace(model, repository_folder(model), "hub")
     raise UsageError(f"{model}: must be ORG/NAME, or ./NAME for a folder below model_cache", hint="vcluster models")

@@ -183,14 +183,6 @@ def resolve_image(reference: str, hosts: Sequence[str], cluster: str, facts: Map
     return ResolvedImage("", "", offer.source, offer.content, offer.id) if offer else ResolvedImage()
 
 
-def head_lacks_what_runs(reference: str, head: str, cluster: str, facts: Mapping[str, HostFacts]) -> bool:
-    """Whether nodes run but on the head, which has nothing by that name: what its registry gives decides on them."""
-    nodes = {host: node for host, seen in facts.items() if (node := node_of(cluster, seen))}
-    if head in nodes or _known(reference, head, cluster, facts[head]):
-        return False
-    return any(node.labels.get(BASE_IMAGE) for node in nodes.values())
-
-
 def _known(reference: str, host: str, cluster: str, facts: HostFacts) -> ResolvedImage | None:
     """What a host understands by a name, with itself as the source where it may send it to others."""
     source = "" if is_pinned(reference) else host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from vllm_cluster.kernel.apply.barrier import await_gpus
 from vllm_cluster.kernel.apply.execute import PlanExecution
 from vllm_cluster.kernel.assess import Assessment, assess, compare_hosts, facts_of, judge
 from vllm_cluster.kernel.checks.finding import Finding
-from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, VclusterError
+from vllm_cluster.kernel.errors import NodesNotJoined, TagMoved, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, Kind, show_waiting_once, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
@@ -28,7 +28,6 @@ from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import record
 from vllm_cluster.kernel.plan.identity import decide_cluster_id
-from vllm_cluster.kernel.plan.images import head_lacks_what_runs
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
 from vllm_cluster.kernel.plan.plan import (
     CreateNode,
@@ -92,7 +91,7 @@ def bring_up(
     # A renewed tag is given back, however the verb ends before its first change: the next `up` must not take it.
     with connect_all(inventory, emit, runtime=runtime) as fleet, ExitStack() as undo:
         runtime.visited.add(inventory.cluster, ways_of(inventory))
-        facts = _facts(inventory, fleet, emit, undo, renew_image=renew_image)
+        facts = _facts(inventory, fleet, emit, undo if renew_image else None)
         seen = compare_hosts(inventory, fleet, facts, emit, named=named)
         # The first look: the reason for a failure may be older than what was done.
         planned, since = seen.plan, began(facts)
@@ -109,8 +108,14 @@ def bring_up(
                     seen = assess(inventory, fleet, emit, locked=True, named=named)
                     if consent.covers(_stops(inventory, seen, fleet)):
                         undo.pop_all()
-                        _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache))
-                        break
+                        try:
+                            _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache))
+                            break
+                        except TagMoved as moved:
+                            # What it means for the nodes that run is another plan, and another question.
+                            emit(Event("note", moved.message))
+                            seen = assess(inventory, fleet, emit, locked=True, named=named)
+                            _note_plan(inventory, seen.plan, _stops(inventory, seen, fleet), emit)
             undo.pop_all()
             _verify(seen.plan, fleet, emit)
         except VclusterError as error:
@@ -119,21 +124,13 @@ def bring_up(
     return seen.plan
 
 
-def _facts(
-    inventory: Inventory, fleet: Fleet, emit: Emit, undo: ExitStack, *, renew_image: bool
-) -> Mapping[str, HostFacts]:
-    """Look at every host, and refuse what is known not to work; the head has what the image's tag means first.
-
-    That is asked for where a person wants it, or where the head lost what nodes of others are made from: their plan
-    depends on it. Without a registry the plan finds another way to the image.
-    """
+def _facts(inventory: Inventory, fleet: Fleet, emit: Emit, undo: ExitStack | None) -> Mapping[str, HostFacts]:
+    """Look at every host, and refuse what is known not to work; with `undo`, with the image that its tag means now."""
     emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
     facts = facts_of(inventory, fleet)
-    lost = head_lacks_what_runs(inventory.image, inventory.head_name, inventory.cluster, facts)
-    if renew_image or lost:
+    if undo:
         head = fleet.connections[inventory.head_name]
-        with nullcontext() if renew_image else suppress(CommandFailed):
-            renew(head, inventory.image, emit, undo)
+        renew(head, inventory.image, emit, undo)
         facts = with_contents(inventory, fleet, {**facts, head.name: observe(inventory, head)})
     judge(inventory, facts, emit)
     return facts

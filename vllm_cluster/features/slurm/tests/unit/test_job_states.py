@@ -222,7 +222,8 @@ def test_what_takes_too_long_is_named(running: Path, monkeypatch: pytest.MonkeyP
             node.look("7")
 
 
-# fault: features/slurm/render.py: there("tail", "--", state.output) → there("tail", state.output)
+# fault: features/slurm/render.py: there("tail", Option("--"), state.output) → there("tail", state.output)
+# fault: features/slurm/render.py: there("tail", Option("--"), state.output) → there("tail", "--", state.output)
 # fault: features/slurm/render.py: and state.output.startswith("/"):  # as → and state.output:  # as
 # fault: features/slurm/jobs.py: if self._destination else there → if not self._destination else there
 @pytest.mark.parametrize(
