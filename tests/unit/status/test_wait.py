@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.sim import lab, make
+from tests.support.views import PAIR
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostKeyRejected,
@@ -15,6 +18,7 @@ from vllm_cluster.kernel.errors import (
 )
 from vllm_cluster.serving.status import wait as action
 from vllm_cluster.serving.status.wait import MISSING_SECONDS
+from vllm_cluster.wire.status import GroupStatus, NodeStatus
 
 INVENTORY = make.inventory(1)
 
@@ -44,3 +48,12 @@ def test_it_ends_with_the_code_of_what_keeps_it_waiting(
     assert end.value.exit_code == code
     assert str(getattr(trouble, "detail", trouble)) in end.value.message
     assert world.clock.monotonic() == pytest.approx(seconds, abs=2.0)
+
+
+# fault: serving/status/wait.py: if len(replicas) == 1: → if replicas:
+def test_of_several_replicas_the_one_that_is_waited_for_is_named() -> None:
+    """Without it the phases of two went back and forth."""
+    status = NodeStatus("head", 1.0, GroupStatus("up", 0, None, "2", ()), PAIR[0], replicas=PAIR)
+    assert action._awaited_model("gpu1", status) == "org/model: replica 1: loading; 1 of 2 ready"
+    assert action._awaited_model("gpu1", replace(status, replicas=PAIR[1:])) == "org/model: loading"
+    assert action._awaited_model("gpu1", replace(status, replicas=PAIR[:1])) == ""

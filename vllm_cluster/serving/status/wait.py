@@ -84,4 +84,10 @@ def _awaited_model(head: str, status: NodeStatus | None) -> str:
         why = serve.first_failure or serve.failure
         text = f"wait: {serve.name} failed: {why.summary if why else serve.detail}"
         raise HostError(head, text, hint="vcluster explain")
-    return "" if serve.phase == "ready" else f"{serve.name}: {serve.words}"
+    if serve.phase == "ready":
+        return ""
+    replicas = [one for one in rows if one.name == serve.name]
+    if len(replicas) == 1:
+        return f"{serve.name}: {serve.words}"
+    ready = sum(one.phase == "ready" for one in replicas)
+    return f"{serve.name}: replica {serve.index}: {serve.words}; {ready} of {len(replicas)} ready"

@@ -358,7 +358,23 @@ def test_the_ports_are_found_without_what_is_in_the_folder_of_the_job(tmp_path: 
 
 # What the script of a job runs, but for Slurm's programs and Python.
 TOOLS = (
-    *("awk", "base64", "bash", "cat", "chmod", "date", "find", "getent", "head", "hostname", "id", "ln", "ls", "mkdir", "mv"),
+    *(
+        "awk",
+        "base64",
+        "bash",
+        "cat",
+        "chmod",
+        "date",
+        "find",
+        "getent",
+        "head",
+        "hostname",
+        "id",
+        "ln",
+        "ls",
+        "mkdir",
+        "mv",
+    ),
     *("rm", "sed", "seq", "sleep", "tr", "wc"),
 )
 
