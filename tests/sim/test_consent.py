@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -14,10 +15,12 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
 from vllm_cluster.features.batch.on_head.progress import Progress
-from vllm_cluster.kernel.errors import Aborted, UsageError, VclusterError
+from vllm_cluster.kernel.errors import Aborted, PreflightFailed, TimedOut, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.models.listed import CachedModel
+from vllm_cluster.serving.cluster import moved_cache
 from vllm_cluster.serving.cluster.up import plan_cluster
-from vllm_cluster.serving.consent import Confirm
+from vllm_cluster.serving.consent import MAX_LOOKS, Confirm, Consent, Stops
 from vllm_cluster.wire.order import read_order
 
 INVENTORY = make.inventory(2)
@@ -401,6 +404,32 @@ def test_down_without_its_head_asks_with_an_unknown_model(world: World) -> None:
     assert refused.script.changing == []
 
 
+# fault: serving/consent.py: not in containers: → not in (*containers, *running[0]) and not found:
+@pytest.mark.promise("P35", "P47")
+def test_a_worker_that_calls_itself_the_head_takes_no_question_away() -> None:
+    """Its word was that nothing is served: the node of another, on which the model ran, was removed unasked."""
+    with lab.cluster(3, lab.do_up, lab.do_serve) as world:
+        world.machines["gpu1"].reachable = False
+        liar = world.machines["gpu2"].box("vcluster-lab")
+        assert liar
+        liar.labels["io.vcluster.role"] = "head"
+        person = Person(None)
+        refused = lab.run(world, make.inventory(3), partial(lab.do_down, confirm=person))
+        assert "Stop the model of lab (unknown: the head gpu1 did not answer)" in person.asked[0]
+        assert refused.script.changing == [], refused.story()
+
+
+# fault: serving/consent.py: if self._left < 0: → if False:
+def test_a_head_that_shows_something_else_at_each_look_ends_the_verb() -> None:
+    """Each yes was about something else by then, and the verb began again, for ever."""
+    consent, asked = Consent(lambda _: True, "lab"), itertools.count()
+    with pytest.raises(PreflightFailed, match="lab was another at each of 8 looks"):
+        for number in asked:
+            consent.ask(Stops(unknown=f"model {number}"))
+            assert number < 99
+    assert next(asked) == MAX_LOOKS + 1
+
+
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_workers_of_a_head_outside_the_inventory_do_not_stop_unasked(verb: str) -> None:
@@ -460,3 +489,23 @@ def test_a_cache_that_moves_is_looked_into_for_what_is_served(world: World, ther
     assert isinstance(refused.error, Aborted) and (f"({lacks})" in person.asked[0]) is not there
     told = [event.text for event in refused.events if event.kind == "note"]
     assert any(lacks in text for text in told) is not there
+
+
+# fault: kernel/plan/cached_model.py: if REPOSITORY.fullmatch(model) else "" → if model else ""
+@pytest.mark.promise("P46", "P47")
+@pytest.mark.parametrize("model", ["./secrets", "../.ssh", "~/.ssh", "C/../../.ssh", "gpu1:/data/mine", "/data/x"])
+def test_no_remedy_for_a_moved_cache_brings_what_a_head_has_chosen(model: str) -> None:
+    """Pasted, it was a folder of the laptop, or of another host."""
+    assert moved_cache._remedy(model) == "bring it there"
+    assert moved_cache._remedy("org/model") == "vcluster pull org/model"
+
+
+# fault: serving/cluster/moved_cache.py: cached(inventory, connection, LOOK_SECONDS), moved) → cached(inventory, connection), moved)
+def test_a_slow_cache_holds_up_no_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_inventory: Inventory, _connection: object, seconds: float = 300.0) -> tuple[CachedModel, ...]:
+        world.clock.sleep(seconds)
+        raise TimedOut("gpu1", "models: no answer")
+
+    monkeypatch.setattr(moved_cache, "cached", slow)
+    planned = lab.succeed(world, make.inventory(2, model_cache="/data/new"), lab.verb(plan_cluster))
+    assert planned.seconds < 100

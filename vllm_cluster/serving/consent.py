@@ -157,6 +157,10 @@ class Stops:
         return f"{nodes} of {cluster} ({'; '.join(filter(None, (self.fewer, idle))) or 'no model is served'})"
 
 
+# Of one verb, each after a question or with the lease: people change a cluster less often, and a host may lie.
+MAX_LOOKS = 8
+
+
 class Consent:
     """One verb's question and its answer: nothing is stopped beyond what was confirmed."""
 
@@ -164,6 +168,7 @@ class Consent:
         """Ask by `confirm`; `why` is why anything must stop, and `spares` are remedies that stop less."""
         self._confirm, self._cluster, self._why, self._spares = confirm, cluster, why, spares
         self._confirmed: Stops | None = None
+        self._left = MAX_LOOKS
 
     def covers(self, stops: Stops) -> bool:
         """Whether this may be stopped without another question."""
@@ -177,8 +182,13 @@ class Consent:
 
         Raises:
             Aborted: the answer is no.
-            UsageError, PreflightFailed: there is no terminal; the latter where the cluster changed since the question.
+            UsageError, PreflightFailed: there is no terminal; the latter where the cluster changed since the question,
+                or changes between all looks.
         """
+        self._left -= 1
+        if self._left < 0:
+            text = f"{self._cluster} was another at each of {MAX_LOOKS} looks: what its hosts show changes all the time"
+            raise PreflightFailed(text, hint="vcluster status")
         first = self._confirmed is None
         what = f"{stops.action(self._cluster)}{then}".removeprefix(" and ")
         if not self.covers(stops):
@@ -290,13 +300,12 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
     serving = {host: stops.served for host, stops in found.items() if stops.served}
     if len(serving) > 1:
         return Stops(unknown=", ".join(f"{one.text} on {host}" for host, served in serving.items() for one in served))
-    if found:
-        return next((stops for stops in found.values() if stops.served or stops.unknown), Stops())
     for _, labels in running:
+        # Also where a head was found: another host may call itself one.
         head = labels.get(HEAD_ADDRESS, "?")
         if fleet.addresses.get(head) not in containers:
             return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} did not answer")
-    return Stops()
+    return next((stops for stops in found.values() if stops.served or stops.unknown), Stops())
 
 
 def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:

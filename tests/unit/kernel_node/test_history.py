@@ -12,7 +12,13 @@ import pytest
 
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.node.history import READY_SECONDS, known_requests, last_change, read_history
+from vllm_cluster.kernel.node.history import (
+    READY_SECONDS,
+    known_requests,
+    last_change,
+    last_ready_request,
+    read_history,
+)
 from vllm_cluster.wire.history import AuditLine
 from vllm_cluster.wire.reading import convert
 
@@ -184,4 +190,9 @@ def test_a_head_whose_order_names_thousands_of_replicas_is_not_asked_for_all() -
         read=slow,
     )
     assert list(known_requests(head)) == list(rows)
+    assert len(read) == READY_SECONDS / 20
+    read.clear()
+    ends = "\n".join(json.dumps({**END, "replica": index, "generation": "g"}) for index in range(1000))
+    head.read = lambda name, limit=0: ends.encode() if name.startswith("results") else slow(name, limit)
+    assert last_ready_request(head, ()) is None
     assert len(read) == READY_SECONDS / 20

@@ -13,7 +13,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import Option, command_line
-from vllm_cluster.kernel.terminal.completion import complete_hosts, offered
+from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import err
 from vllm_cluster.kernel.terminal.session import Session
@@ -40,7 +40,7 @@ MAX_SINCE = 1e9
 
 def _complete_only(ctx: object, args: list[str], incomplete: str) -> list[str]:
     """The parts of the logs; which ranks there are is not known here."""
-    return offered(("ray", "vllm", "rank=", "replica="), incomplete)
+    return [part for part in ("ray", "vllm", "rank=", "replica=") if part.startswith(incomplete)]
 
 
 Only = Annotated[

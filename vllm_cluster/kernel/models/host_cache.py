@@ -17,15 +17,15 @@ LIST_SECONDS = 300.0
 MAX_LIST = 256 << 10
 
 
-def cached(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
-    """The models in the cache of one host.
+def cached(inventory: Inventory, connection: HostConnection, seconds: float = LIST_SECONDS) -> tuple[CachedModel, ...]:
+    """The models in the cache of one host, which has so long for its list.
 
     Raises:
         CommandFailed: it cannot be read.
     """
     script = files("vllm_cluster.kernel.models").joinpath("models.sh").read_bytes()
     result = connection.transport.run(
-        ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script, most=MAX_LIST
+        ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(seconds), stdin=script, most=MAX_LIST
     )
     try:
         with one_at_a_time():

@@ -16,7 +16,7 @@ from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.cache import image_id
 from vllm_cluster.kernel.node.program import importable
-from vllm_cluster.kernel.plan.cached_model import REPOSITORY
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY, pull_line
 from vllm_cluster.kernel.plan.pull import (
     COMMIT,
     FOLDER,
@@ -29,7 +29,6 @@ from vllm_cluster.kernel.plan.pull import (
     container_spec,
 )
 from vllm_cluster.kernel.plan.spec import CLUSTER
-from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import end_of, printable
 from vllm_cluster.wire.pull import HostPlan, PullPhase
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
@@ -73,8 +72,8 @@ class PullStatus:
 
     @property
     def follow(self) -> str:
-        """The command that follows it; where a folder comes from, only its sender knows."""
-        return command_line("vcluster", "pull", self.name) if REPOSITORY.fullmatch(self.model) else "vcluster models"
+        """The command that follows it, or that shows it."""
+        return pull_line(self.model, self.name.removeprefix(self.model)[1:]) or "vcluster models"
 
     @property
     def over(self) -> bool:

@@ -147,15 +147,12 @@ def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, Resu
 
 def last_ready_request(node: NodeHandle, served: Collection[str]) -> tuple[int, Placement] | None:
     """The last request that was ready and is kept still, with its number, but for those that are `served` now."""
-    kept: dict[int, tuple[Placement, ...]] = {}
-    for line in reversed([*_lines(ResultLine, node, RESULTS)]):
-        if line.result != "ready" or line.generation in served:
-            continue
-        if line.replica not in kept:
-            kept[line.replica] = ready_requests(node, line.replica)
-        asked = (line.generation, line.replicas)
-        for one in kept[line.replica]:
-            if (one.generation, one.deployment.replicas) == asked:
+    lines = [line for line in _lines(ResultLine, node, RESULTS) if line.result == "ready"]
+    lines = [line for line in reversed(lines) if line.generation not in served]
+    kept = dict(_ready_of(node, (line.replica for line in lines)))
+    for line in lines:
+        for one in kept.get(line.replica, ()):
+            if (one.generation, one.deployment.replicas) == (line.generation, line.replicas):
                 return line.request, one
     return None
 
@@ -176,12 +173,17 @@ def known_requests(node: NodeHandle) -> Iterator[Placement]:
     with suppress(RefusedDocument):
         rows = (node.order() or Order()).deployments
     yield from rows
-    # An order may name thousands, and a host may take its time for each.
+    for _, ready in _ready_of(node, (0, *(one.index for one in rows))):
+        yield from reversed(ready)
+
+
+def _ready_of(node: NodeHandle, indexes: Iterable[int]) -> Iterator[tuple[int, tuple[Placement, ...]]]:
+    """What was ready of each of these replicas: a head may name thousands, and take its time for each."""
     until = node.connection.runtime.after(READY_SECONDS)
-    for index in dict.fromkeys((0, *(one.index for one in rows))):
+    for index in dict.fromkeys(indexes):
         if not until.left():
             return
-        yield from reversed(ready_requests(node, index))
+        yield index, ready_requests(node, index)
 
 
 def command_of(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 # Of the hub: no part of it is `..`, which would lead elsewhere.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
@@ -14,6 +15,15 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 _HUB_FOLDERS = ("hub", "xet", "assets", "modules", "datasets", "token", "stored_tokens")
 # No space, no control character, no `..`: a folder is never outside the cache, and its name steers no terminal.
 _FOLDER = re.compile(r"\./(?P<path>[A-Za-z0-9_][\w.+-]*(/[A-Za-z0-9_][\w.+-]*){0,2})", re.ASCII)
+
+
+def pull_line(model: str, revision: str = "") -> str:
+    """The command that brings a model that a host names; empty where that is none of the hub.
+
+    Where a folder comes from, only its sender knows: `./NAME` and `HOST:PATH` would be what this laptop or a host has.
+    """
+    name = f"{model}@{revision}" if revision else model
+    return command_line("vcluster", "pull", name) if REPOSITORY.fullmatch(model) else ""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_ow
 MAX_MODELS = 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t].*\n|#.*\n|\n)*)", re.MULTILINE)
 # A shell would run parts of other names, or needs them quoted; what begins with - would be an option of the verb.
-_PLAIN = re.compile(r"(?!-)[\w.+@:/,=-]*")
+_PLAIN = re.compile(r"(?!-)[\w.+@:/,-]*")
 _KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)
 _FAILURE = re.compile(r"^\[\w+\.([\w-]+)\]", re.MULTILINE)
 
@@ -44,21 +44,21 @@ def complete_hosts(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     except OSError:
         return []
     keys = _KEY.findall(found[1]) if found else []
-    return offered((name for indent, name in keys if indent == keys[0][0]), incomplete)
+    return _offered((name for indent, name in keys if indent == keys[0][0]), incomplete)
 
 
 def complete_host_list(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The hosts that a list with commas does not have yet."""
     before, comma, last = incomplete.rpartition(",")
     there = before.split(",")
-    return offered(
+    return _offered(
         (f"{before}{comma}{name}" for name in complete_hosts(ctx, args, last) if name not in there), incomplete
     )
 
 
 def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that this user has served, the last one first."""
-    return offered(_models(), incomplete)
+    return _offered(_models(), incomplete)
 
 
 def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:
@@ -67,10 +67,10 @@ def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]
         text = files("vllm_cluster.kernel.explain").joinpath("failures.toml").read_text("utf-8")
     except (OSError, ValueError):
         return []
-    return offered(_FAILURE.findall(text), incomplete) if incomplete else []
+    return _offered(_FAILURE.findall(text), incomplete) if incomplete else []
 
 
-def offered(names: Iterable[str], incomplete: str) -> list[str]:
+def _offered(names: Iterable[str], incomplete: str) -> list[str]:
     """Of these what continues the word, and means the same in every shell without a quote."""
     return [name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 

@@ -12,12 +12,15 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.cache import sees_cache
 from vllm_cluster.kernel.models.host_cache import cached
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.cached_model import pull_line
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.spec import ROLE
-from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.wire.order import Deployment
 from vllm_cluster.wire.reading import RefusedDocument
+
+# Of a warning, for which the lease may be held; of a host that takes longer it is not known.
+LOOK_SECONDS = 30.0
 
 
 def absent_models(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> str:
@@ -30,7 +33,7 @@ def absent_models(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: F
     wanted = _wanted(inventory.cluster, facts, fleet) if moved else ()
     if not wanted:
         return ""
-    found, _ = fleet.each(lambda connection: cached(inventory, connection), moved)
+    found, _ = fleet.each(lambda connection: cached(inventory, connection, LOOK_SECONDS), moved)
     held = {host: {one.name for one in models if not one.problem} for host, models in found.items()}
     lacking = by_hosts(
         (one.model, host)
@@ -45,8 +48,8 @@ def absent_models(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: F
 
 
 def _remedy(model: str) -> str:
-    """What brings a model; what is served by a path is a folder of the cache before."""
-    return "copy it there" if model.startswith("/") else command_line("vcluster", "pull", model)
+    """What brings a model; of a folder it is not known here where it comes from."""
+    return pull_line(model) or "bring it there"
 
 
 def _wanted(cluster: str, facts: Mapping[str, HostFacts], fleet: Fleet) -> tuple[Deployment, ...]:

@@ -59,7 +59,7 @@ BUNDLE = "vcluster explain --bundle report.tar.gz"
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
 SILENT = (Unreachable, ConnectionLost, TimedOut)
 # Which host a symptom is of: of a rank that ended there, and of one that the head has lost.
-_WHERE = re.compile(r"(?:\brank (?P<rank>\d+) |\b)(?:ended on|the head has lost) (?P<host>[\w.-]+)")
+_WHERE = re.compile(r"(?:\brank (?P<rank>\d{1,4}) |\b)(?:ended on|the head has lost) (?P<host>[\w.-]{1,253})", re.ASCII)
 
 
 @dataclass(frozen=True)
