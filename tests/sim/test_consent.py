@@ -421,7 +421,7 @@ def test_a_worker_that_calls_itself_the_head_takes_no_question_away() -> None:
 
 # fault: serving/consent.py: if self._left < 0: → if False:
 def test_a_head_that_shows_something_else_at_each_look_ends_the_verb() -> None:
-    """Each yes was about something else by then, and the verb began again, for ever."""
+    """Each yes was about something else by then, and the verb began again, without end."""
     consent, asked = Consent(lambda _: True, "lab"), itertools.count()
     with pytest.raises(PreflightFailed, match="lab was another at each of 8 looks"):
         for number in asked:

@@ -303,7 +303,7 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
 
 
 # fault: serving/explain/explain.py: together=True, hosts=hosts) → together=True)
-# fault: serving/explain/explain.py: found = _placed(found, inventory) → pass
+# fault: serving/explain/explain.py: words = {"CLUSTER": inventory.cluster, → words = {"CLUSTER": "",
 # fault: serving/explain/explain.py: if where and where["rank"]: → if False:
 # fault: serving/explain/explain.py: **({"HOST": where["host"]} if where else {})} → }
 def test_a_killed_rank_is_named_with_its_host(up: tuple[World, Inventory], capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,8 @@ def test_no_container_at_all_is_an_error_in_the_engines_words(at: str) -> None:
     (found,), docker = looked(world.hosts(), refuses=CGROUP, at=at)
     assert (found.code, found.host, found.error) == ("container-failed", "gpu2", True)
     assert CGROUP in found.message
-    assert docker.removed == list(docker.bodies)
+    # Also where the answer to the create is an error: it may have been made.
+    assert {*docker.bodies} <= {*docker.removed}
 
 
 @pytest.mark.promise("P40")

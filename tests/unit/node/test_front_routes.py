@@ -196,7 +196,7 @@ def test_a_list_that_other_readers_refuse_takes_no_place_in_that_of_all(value: s
 
 # fault: wire/reading.py: json.loads(raw.decode(), → json.loads(raw,
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-def test_a_list_in_another_encoding_is_none_and_a_long_text_is_no_number(encoding: str) -> None:
+def test_a_list_in_another_encoding_is_refused_and_a_long_text_is_taken(encoding: str) -> None:
     assert model_rows('{"data": [{"id": "m"}]}'.encode(encoding)) is None
     assert model_rows(b'{"data": [{"id": "m", "root": "%s"}]}' % (b"1" * 400)) is not None
 

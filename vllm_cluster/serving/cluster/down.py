@@ -278,7 +278,7 @@ class Removal:
             text = f"Nothing to remove: cluster {self.cluster} is not on these hosts{seen}."
         # With failures the end is their error.
         if self.total or not self.failures:
-            self.emit(Event("note" if self.failures else "result", text, data={"removed": self.total}))
+            self.emit(Event("note", text) if self.failures else Event("result", text, data={"removed": self.total}))
 
     def _report_losses(self, stops: Stops) -> None:
         if self._loses_key:

@@ -108,14 +108,8 @@ def bring_up(
                     seen = assess(inventory, fleet, emit, locked=True, named=named)
                     if consent.covers(_stops(inventory, seen, fleet)):
                         undo.pop_all()
-                        try:
-                            _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache))
+                        if _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache)):
                             break
-                        except TagMoved as moved:
-                            # What it means for the nodes that run is another plan, and another question.
-                            emit(Event("note", moved.message))
-                            seen = assess(inventory, fleet, emit, locked=True, named=named)
-                            _note_plan(inventory, seen.plan, _stops(inventory, seen, fleet), emit)
             undo.pop_all()
             _verify(seen.plan, fleet, emit)
         except VclusterError as error:
@@ -153,8 +147,8 @@ def _stops(inventory: Inventory, seen: Assessment, fleet: Fleet) -> Stops:
     return replace(stops, absent=absent_models(inventory, seen.facts, fleet)) if stops.again else stops
 
 
-def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> None:
-    """Run the plan, and write the history."""
+def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> bool:
+    """Run the plan, and write the history; False where what the head got makes another plan, and another question."""
     fleet, emit = execution.fleet, execution.emit
     emit(Event("plan", "", data={"plan": seen.plan}))
     if "api-key" in seen.secrets.new:
@@ -164,10 +158,15 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
         kind: Kind = "warning" if known else "note"
         emit(Event(kind, NEW_KEY if known else FIRST_KEY, data={"code": "new-api-key"}))
     started = fleet.runtime.clock.monotonic()
-    execution.run()
+    try:
+        execution.run()
+    except TagMoved as moved:
+        emit(Event("note", moved.message))
+        return False
     took = fleet.runtime.clock.monotonic() - started
     head = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
     record(head, "up", _by_hosts(seen.plan), emit, seconds=took)
+    return True
 
 
 def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:

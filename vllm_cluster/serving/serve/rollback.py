@@ -85,10 +85,10 @@ def _none_before(node: NodeHandle, order: Order, model: str, now: str) -> Prefli
     """Why there is nothing to go back to, and the last request of any model that a number goes back to."""
     text = f"{node.host}: rollback: {f'{model} had' if model else 'there was'} no earlier request that was ready"
     hint = "vcluster status --history\nvcluster serve MODEL"
-    found = last_ready_request(node, {now, *(one.generation for one in order.deployments)})
-    if found is None:
+    last = last_ready_request(node, {now, *(one.generation for one in order.deployments)})
+    if last is None:
         return PreflightFailed(text, hint=hint)
-    number, placed = found
+    number, placed = last
     text += f"; the last one of any model is {number}: {serve_command(placed.deployment, {})}"
     return PreflightFailed(text, hint=f"{command_line('vcluster', 'rollback', str(number))}\n{hint}")
 
