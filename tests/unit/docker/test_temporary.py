@@ -13,7 +13,7 @@ import pytest
 from tests.support import world
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
-from vllm_cluster.kernel.docker.temporary import TemporaryContainers, temporary_container
+from vllm_cluster.kernel.docker.temporary import TemporaryContainers
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -71,6 +71,7 @@ def test_none_is_created_once_its_run_is_broken_off() -> None:
     assert docker.there == set()
 
 
+# fault: kernel/docker/temporary.py: timeout=deadline.left() → timeout=60
 def test_a_docker_that_does_not_answer_is_waited_for_no_longer_than_that() -> None:
     docker = Docker()
     containers = TemporaryContainers(lambda: cast(DockerApi, docker))
@@ -78,14 +79,17 @@ def test_a_docker_that_does_not_answer_is_waited_for_no_longer_than_that() -> No
     creating.start()
     assert docker.begun.wait(10)
     containers.end(Deadline.after(0.05))
+    assert creating.is_alive(), "until Docker gave up"
     docker.may.set()
     creating.join(10)
 
 
+# fault: kernel/docker/temporary.py: except BaseException: → except VclusterError:
 def test_a_door_whose_answer_did_not_arrive_is_removed() -> None:
     docker = Docker(interrupted=True)
     docker.may.set()
-    with pytest.raises(KeyboardInterrupt), temporary_container(cast(DockerApi, docker), "lab", {}):
+    containers = TemporaryContainers(lambda: cast(DockerApi, docker))
+    with pytest.raises(KeyboardInterrupt), containers.door("lab", {}):
         pass
     assert docker.there == set()
 

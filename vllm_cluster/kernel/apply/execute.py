@@ -203,7 +203,7 @@ class PlanExecution:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
         _, image = self._names(connection, spec)
-        move_head(self.fleet.connections[operation.source].docker, connection.docker, spec, image, operation)
+        move_head(self.fleet.connections[operation.source].docker, connection, spec, image, operation)
 
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
         docker = connection.docker

@@ -9,7 +9,6 @@ from dataclasses import replace
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
-from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -259,7 +258,7 @@ def _label(key: str, value: str) -> Option:
     return Option(f"--filter=label={key}={value}")
 
 
-def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
+def move_head(source: DockerApi, target: HostConnection, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
     """Copy what the head keeps from one host to another, whose node is not the head yet."""
 
     def read(name: str) -> bytes | None:
@@ -279,11 +278,11 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
     # Last: with it the change is done, and is not looked for again.
     found[RECORD_FILE] = operation.record.document.encode()
     owner = owner_of(spec)
-    target.volumes.create(spec.state_volume, owner.labels)
+    target.docker.volumes.create(spec.state_volume, owner.labels)
     body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
-    with temporary_container(target, spec.cluster, body) as door:
+    with target.temporary.door(spec.cluster, body) as door:
         files = {name: (content, 0o600) for name, content in found.items()}
-        target.put_files(door, STATE_FOLDER, files, folders=[of_replica("", index) for index in further])
+        target.docker.put_files(door, STATE_FOLDER, files, folders=[of_replica("", index) for index in further])
 
 
 def record_members(connection: HostConnection, operation: RecordMembers, emit: Emit) -> None:

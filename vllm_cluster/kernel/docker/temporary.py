@@ -57,23 +57,6 @@ class TemporaryContainer:
         }
 
 
-@contextmanager
-def temporary_container(docker: DockerApi, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
-    """A container through which a volume is reached; it is removed again.
-
-    What failed in between is raised, not a failure of the removal after it.
-    """
-    name = temporary_name(cluster, "door")
-    try:
-        docker.create(name, body)
-        yield name
-    except BaseException:
-        with suppress(HostError):
-            docker.remove(name, grace=0)
-        raise
-    docker.remove(name, grace=0)
-
-
 class TemporaryContainers:
     """Those that this run has on one host: what is broken off removes them, since nothing ends one that never ran."""
 
@@ -96,6 +79,22 @@ class TemporaryContainers:
                 raise VclusterError(f"{name}: not created, since this run is broken off", hint="run the command again")
             self._there.add(name)
             self._docker().create(name, body)
+
+    @contextmanager
+    def door(self, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
+        """One through which a volume is reached, by its name; it is removed again.
+
+        What failed in between is raised, not a failure of the removal after it.
+        """
+        name = temporary_name(cluster, "door")
+        try:
+            self.create(name, body)
+            yield name
+        except BaseException:
+            with suppress(HostError):
+                self.remove(name)
+            raise
+        self.remove(name)
 
     def forget(self, name: str) -> None:
         """Note that one has removed itself."""

@@ -7,10 +7,10 @@ from functools import partial
 
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
-from vllm_cluster.kernel.docker.temporary import temporary_container, temporary_name
+from vllm_cluster.kernel.docker.temporary import temporary_name
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.secrets import GENERATED, KeptSecret, Secrets
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER
@@ -77,7 +77,7 @@ def read_kept(
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
             images = [image.id for image in facts[holder.host].images if locked]
-            read = _read(fleet.connections[holder.host].docker, inventory.cluster, holder, wanted, images)
+            read = _read(fleet.connections[holder.host], inventory.cluster, holder, wanted, images)
             # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():
                 identify = partial(fleet.runtime.secret_id, inventory.cluster, name)
@@ -87,8 +87,9 @@ def read_kept(
 
 
 def _read(
-    docker: DockerApi, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
+    connection: HostConnection, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
 ) -> dict[str, str]:
+    docker = connection.docker
     if holder.has_node:
         found = _files(docker, node_name(cluster), wanted)
         if len(found) == len(wanted):
@@ -97,7 +98,7 @@ def _read(
     if there is None or not images:
         return {}
     body = volume_writer_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
-    with temporary_container(docker, cluster, body) as door:
+    with connection.temporary.door(cluster, body) as door:
         return _files(docker, door, wanted)
 
 

@@ -7,7 +7,6 @@ from http import HTTPStatus
 from vllm_cluster.kernel.checks.docker import warn_of_foreign
 from vllm_cluster.kernel.checks.finding import ensure_no_errors
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
-from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -141,6 +140,6 @@ def _write(inventory: Inventory, head: HostConnection, facts: HostFacts, holder:
         raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     owner = Owner(inventory.cluster, decide_cluster_id(inventory, {head.name: facts}))
     body = volume_writer_body(owner, there.image_id, Mount(holder.volume, SECRETS_FOLDER))
-    with temporary_container(head.docker, inventory.cluster, body) as door:
+    with head.temporary.door(inventory.cluster, body) as door:
         files = {f"{NAME}-{holder.ids[NAME]}": (content.encode(), 0o600)}
         head.docker.put_files(door, SECRETS_FOLDER, files)
