@@ -115,7 +115,7 @@ def test_a_file_is_what_was_written() -> None:
 NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
 
 
-# fault: wire/order.py: return found[-1] → return next(iter(found))
+# fault: wire/first_order.py: return found[-1] → return next(iter(found))
 @pytest.mark.parametrize(
     ("document", "why"),
     [
@@ -163,7 +163,7 @@ def test_a_document_of_thousands_of_replicas_is_read_in_seconds(count: int, part
 
 def shortest(row: dict[str, Any]) -> dict[str, Any]:
     """A placement without what may be left out."""
-    parts = [{**one, "argv": ["a"], "env": {}} for one in row["replica"]["parts"]]
+    parts = [{**one, "argv": ["vllm", "serve"], "env": {}} for one in row["replica"]["parts"]]
     replica = {key: row["replica"][key] for key in ("tp", "pp", "host", "port")}
     return {**row, "deployment": {"name": "a", "model": "a"}, "replica": {**replica, "parts": parts}}
 

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.observe import observe, usable
-from vllm_cluster.kernel.hosts.secrets import Secrets, collect_secrets, collect_with_values
+from vllm_cluster.kernel.hosts.secrets import KeptSecret, Secrets, collect_secrets, collect_with_values
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
@@ -24,7 +24,7 @@ from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
 from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.gpus import chosen
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, node_of
-from vllm_cluster.kernel.plan.kept import kept_secrets
+from vllm_cluster.kernel.plan.kept import find_holders, kept_secrets
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named
 from vllm_cluster.kernel.plan.plan import Plan
 from vllm_cluster.kernel.plan.spec import ContainerSpec
@@ -104,13 +104,17 @@ def compare_hosts(
         UsageError: a host that is named has not left.
     """
     if locked:
-        secrets = collect_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
+        secrets = collect_with_values(inventory, _read(inventory, facts, fleet), fleet.runtime)
     else:
         secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, read=read)
     note_gpus(inventory, facts, emit)
     specs = _specs(inventory, fleet, facts, secrets, emit)
     members = look_at_members(inventory, fleet, facts, specs, emit=emit, named=named, locked=locked)
     return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
+
+
+def _read(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> dict[str, KeptSecret]:
+    return read_kept(inventory.cluster, find_holders(inventory, facts), facts, fleet)
 
 
 def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> None:

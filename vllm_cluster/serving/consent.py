@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.kernel.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
@@ -85,17 +85,19 @@ class Stops:
     left_behind: bool = False
     # What is being pulled, by host.
     pulls: Mapping[str, str] = field(default_factory=dict)
+    # Hosts that are not of the inventory and lose what the cluster has there, with where SSH leads.
+    outside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def consequence(self) -> str:
         """What becomes of the model and of batches, for a plan and for `--yes`, which asks nothing; may be empty."""
-        model = f"the model (unknown: {self.unknown}) stops" if self.unknown else ""
-        if self.served and not self.unknown:
+        unknown, model = f"the model (unknown: {self.unknown}) stops" if self.unknown else "", ""
+        if self.served:
             one = len(self.served) == 1
             fate = f"{'is' if one else 'are'} {'started again' if self.again else 'not served again'}"
             model = f"{self._models} {'stops' if one else 'stop'}, and {fate}"
         batches = (f"{self._fate[1]}: {which}" for which in self._batches)
-        return "; ".join(filter(None, (model, self.absent, self.fewer, *batches)))
+        return "; ".join(filter(None, (model, unknown, self.absent, self.fewer, *batches)))
 
     @property
     def deleted(self) -> str:
@@ -105,12 +107,14 @@ class Stops:
     @property
     def anything(self) -> bool:
         """Whether a person must be asked."""
-        return bool(self.served or self.unknown or self.nodes or self.batches or self.unlisted or self.pulls)
+        stops = self.served or self.unknown or self.nodes or self.pulls
+        return bool(stops or self.batches or self.unlisted or self.outside)
 
     def within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers this too."""
         served = {one.generation for one in self.served} <= {one.generation for one in confirmed.served}
-        nodes = self.nodes.items() <= confirmed.nodes.items() and self.pulls.items() <= confirmed.pulls.items()
+        there = ((self.nodes, confirmed.nodes), (self.pulls, confirmed.pulls), (self.outside, confirmed.outside))
+        nodes = all(now.items() <= then.items() for now, then in there)
         known = (not self.unknown or bool(confirmed.unknown)) and self.absent in ("", confirmed.absent)
         return served and nodes and known and self._batches_within(confirmed)
 
@@ -126,7 +130,16 @@ class Stops:
             for model, hosts in by_hosts((m, h) for h, m in self.pulls.items()).items()
         )
         deleted = (f"{self._fate[0]} {which}" for which in self._batches)
-        return ", ".join(filter(None, (stop, *deleted, *pulls))) + (f" ({self.absent})" if self.absent else "")
+        return ", ".join(filter(None, (stop, *deleted, *pulls, *self._removed(cluster)))) + (
+            f" ({self.absent})" if self.absent else ""
+        )
+
+    def _removed(self, cluster: str) -> Iterator[str]:
+        """What is removed where the inventory leads no more."""
+        places = [name if name == to else f"{name} ({to})" for name, to in sorted(self.outside.items())]
+        if places:
+            verb = "have" if len(places) > 1 else "has"
+            yield f"remove what {cluster} has on {', '.join(places)}, which {verb} left the inventory"
 
     @property
     def _models(self) -> str:
@@ -149,10 +162,11 @@ class Stops:
         """What is stopped, and where."""
         hosts = ", ".join(sorted(self.nodes))
         nodes = f"the running {plural(len(self.nodes), 'node')} on {hosts}" if hosts else ""
-        if self.unknown:
-            return f"the model of {cluster} (unknown: {self.unknown})"
+        unknown = f"the model of {cluster} (unknown: {self.unknown})" if self.unknown else ""
         if self.served:
-            return f"{self._models} on {cluster}" + (f" and {nodes}" if nodes else "")
+            return " and ".join(filter(None, (f"{self._models} on {cluster}", unknown or nodes)))
+        if unknown:
+            return unknown
         idle = f"{self.stays} has no rank there" if self.stays else ""
         return f"{nodes} of {cluster} ({'; '.join(filter(None, (self.fewer, idle))) or 'no model is served'})"
 
@@ -227,7 +241,7 @@ def _require_yes(confirm: Confirm, what: str, *, first: bool, why: str = "", spa
         raise Aborted
 
 
-def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stops:
+def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet, heads: Collection[str]) -> Stops:
     """What a plan stops: running nodes that it removes or restarts, and the model that runs on them or changes.
 
     And the batches on a head that is none any more: only the head of now is asked for them.
@@ -241,10 +255,11 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
         if operation.name == node_name(plan.cluster) and operation.id in running[operation.host]
     }
     written = next((one.request for one in plan.operations() if isinstance(one, RecordMembers) and one.request), "")
-    left = _left_behind(plan, containers, fleet)
+    outside = {one.host: fleet.outside[one.host] for one in plan.operations() if one.host in fleet.outside}
+    left = replace(_left_behind(plan, containers, fleet), outside=outside)
     if not (nodes or written):
         return left
-    found = served_by(plan.cluster, containers, fleet)
+    found = served_by(plan.cluster, containers, fleet, heads)
     wanted = read_order(written.encode()).deployments if written else None
     # An order is also written where only what is served in its place changes.
     stay = None if wanted is None else {one.generation for one in wanted}
@@ -282,10 +297,13 @@ def _left(served: Served, nodes: Iterable[str], containers: Mapping[str, Iterabl
     return len(left) if len(left) == len(served.replicas) or any(left) else 0
 
 
-def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
-    """What the head serves or loads, wherever among these containers, by host, it is.
+def served_by(
+    cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet, heads: Collection[str]
+) -> Stops:
+    """What the `heads` serve or load, by the containers of each host.
 
-    Only a head knows: each of them is asked, and where a node runs whose head was not looked at, it is unknown.
+    Only they know, and the word of another host that calls itself the head takes none of theirs away. Where a node runs
+    whose head was not looked at, or is none, more may be served.
     """
     # By name too: what runs from a committed image has inherited a node's labels.
     running = [
@@ -295,17 +313,19 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
         if container.name == node_name(cluster) and container.labels.get(CLUSTER) == cluster
         if container.state in _RUNS
     ]
-    heads = [host for host, labels in running if labels.get(ROLE) == "head"]
-    found = {host: served_on(NodeHandle(fleet.connections[host], cluster)) for host in heads}
-    serving = {host: stops.served for host, stops in found.items() if stops.served}
-    if len(serving) > 1:
-        return Stops(unknown=", ".join(f"{one.text} on {host}" for host, served in serving.items() for one in served))
-    for _, labels in running:
+    there = [host for host, labels in running if host in heads and labels.get(ROLE) == "head"]
+    found = [served_on(NodeHandle(fleet.connections[host], cluster)) for host in there]
+    unknown = [stops.unknown for stops in found if stops.unknown]
+    for host, labels in running:
         # Also where a head was found: another host may call itself one.
-        head = labels.get(HEAD_ADDRESS, "?")
-        if fleet.addresses.get(head) not in containers:
-            return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} did not answer")
-    return next((stops for stops in found.values() if stops.served or stops.unknown), Stops())
+        address = labels.get(HEAD_ADDRESS, "?")
+        head = fleet.addresses.get(address)
+        if head not in containers:
+            unknown.append(f"the head {head or f'at {address}'} did not answer")
+        elif head not in heads:
+            unknown.append(f"{host} names {head} as its head, and the inventory another")
+    served = tuple(one for stops in found for one in stops.served)
+    return Stops(served, "; ".join(dict.fromkeys(unknown)))
 
 
 def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
@@ -320,7 +340,8 @@ def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
     try:
         if state == "running":
             listed = [kept.listed(node) for kept in KEPT_ON_HEAD.given()]
-            return replace(stops, batches={key: text for rows in listed for key, text in rows.items()})
+            found = {key: text for rows in listed for key, text in rows.items()}
+            return replace(stops, batches={**stops.batches, **found})
     except ConnectionLost:
         raise
     except HostError as error:
@@ -331,7 +352,8 @@ def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
         raise
     except HostError:
         there = True
-    return replace(stops, unlisted=f"{node.host} that cannot be listed ({why})") if there else stops
+    unlisted = f"{node.host} that cannot be listed ({why})" if there else ""
+    return replace(stops, unlisted=" and those on ".join(filter(None, (stops.unlisted, unlisted))))
 
 
 def served_on(node: NodeHandle) -> Stops:

@@ -10,10 +10,11 @@ from itertools import product
 from typing import Annotated, Literal
 
 from vllm_cluster.wire.backends import BackendName
+from vllm_cluster.wire.first_order import rows_of
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import MAX_GPUS
 from vllm_cluster.wire.status import FailedRequest
-from vllm_cluster.wire.values import LOOPBACK, Address, Count, Name, Number, Port, ServedName, Word, between
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, ServedName, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
 # parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4, and
@@ -62,6 +63,10 @@ class Deployment:
     replicas: Degree = 1
 
 
+# What every part that runs a program of its own runs.
+ENGINE = ("vllm", "serve")
+
+
 @dataclass(frozen=True)
 class Part:
     """What one node runs of a replica, and how many GPUs it takes; no `argv` where the backend starts its ranks.
@@ -75,6 +80,11 @@ class Part:
     argv: tuple[Word, ...] = ()
     env: Mapping[Name, Word] = field(default_factory=dict)
     devices: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse another program than the engine: an order may come from a host that has taken another's place."""
+        if self.argv and self.argv[:2] != ENGINE:
+            raise ValueError(f"runs another program than {' '.join(ENGINE)}")
 
     def meets(self, other: Part) -> bool:
         """Whether both take a GPU that is the same; two that take none are in each other's place."""
@@ -322,8 +332,8 @@ def read_order(raw: bytes, sender: str = WANTED) -> Order:
     found = _known(raw, sender)
     if found.get("v") == 1:
         serve = found.get("serve")
-        rows: dict[str, object] = {"deployments": _rows(serve, sender)}
-        rows |= {"back_to": _rows(found["back_to"], sender)} if "back_to" in found else {}
+        rows: dict[str, object] = {"deployments": rows_of(serve, sender)}
+        rows |= {"back_to": rows_of(found["back_to"], sender)} if "back_to" in found else {}
         rows |= {"drain": found["drain"]} if "drain" in found else {}
         found = {"epoch": found.get("epoch", 0), "by": found.get("by", ""), **rows}
     return convert(Order, found, sender)
@@ -337,7 +347,7 @@ def read_taken(raw: bytes, sender: str = TAKEN) -> Taken:
     """
     found = _known(raw, sender, first=None)
     if "v" not in found and found:
-        placed = {key: _rows(found.get(key), sender) for key in ("asked", "back_to")}
+        placed = {key: rows_of(found.get(key), sender) for key in ("asked", "back_to")}
         found = {**found, **{key: rows[0] if rows else None for key, rows in placed.items()}}
     return convert(Taken, found, sender)
 
@@ -351,7 +361,7 @@ def read_ready(raw: bytes, sender: str = READY) -> Ready:
     found = _known(raw, sender)
     if found.get("v") == 1:
         rows = found.get("requests")
-        found = {"requests": [one for row in (rows if isinstance(rows, list) else ()) for one in _rows(row, sender)]}
+        found = {"requests": [one for row in (rows if isinstance(rows, list) else ()) for one in rows_of(row, sender)]}
     return convert(Ready, found, sender)
 
 
@@ -364,37 +374,3 @@ def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, object]:
     if found.get("v") not in known or isinstance(found.get("v"), bool):
         raise RefusedDocument(sender, "v", f"is of another version; this one reads {FORMAT_OF_MODELS}: run vcluster up")
     return found
-
-
-_TP, _PP, _NAME = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--served-model-name="
-
-
-def _rows(serve: object, sender: str) -> list[dict[str, object]]:
-    """What format 1 had in place of a deployment: a command line, from which the intent is read one last time."""
-    if serve is None:
-        return []
-    try:
-        if not isinstance(serve, dict):
-            raise TypeError(serve)
-        argv: list[str] = serve["argv"]
-        own = [word.startswith(_NAME) for word in argv].index(True)
-        tp, pp = (int(_last(argv, option)) for option in (_TP, _PP))
-        sizes = {} if serve.get("by_default") else {"tp": tp, "pp": pp}
-        # The first release left to Ray which GPUs stay idle, and waited for those of all hosts.
-        hosts, ranks, (head, *_) = serve.get("hosts") or [], serve.get("ranks") or serve["nodes"], serve["nodes"]
-        loading, env = serve.get("loading", []), serve["env"]
-        deployment = {key: serve[key] for key in ("name", "model")} | {"flags": argv[3:own], "hosts": hosts, **sizes}
-        deployment |= {"expose": serve["host"] != LOOPBACK, "rollback": serve.get("rollback", True)}
-        # A host has no name there: it is called by its address.
-        leader = {"host": head, "address": head, "gpus": ranks.get(head, 0), "argv": [*argv, *loading], "env": env}
-        others = [{"host": at, "address": at, "gpus": count} for at, count in ranks.items() if at != head]
-        replica = {"tp": tp, "pp": pp, "host": serve["host"], "port": serve["port"], "parts": [leader, *others]}
-        replica |= {"loading": loading, "offline": env.get("HF_HUB_OFFLINE") == "1"}
-        return [{"generation": serve["generation"], "deployment": deployment, "replica": replica}]
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise RefusedDocument(sender, "serve", "is not a request of format 1") from None
-
-
-def _last(argv: list[str], option: str) -> str:
-    found = [word.removeprefix(option) for word in argv if word.startswith(option)]
-    return found[-1]

@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from tests.support.sim.world import Beat, World
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import Runtime
-from vllm_cluster.kernel.hosts.visited import Visited
+from vllm_cluster.kernel.hosts.visited import Led, Visited
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.members import Named, Way
 from vllm_cluster.kernel.plan.plan import Plan
@@ -174,6 +174,12 @@ class _InMemory(Visited):
 
     def add(self, cluster: str, ways: Iterable[Way]) -> None:
         self._world.visited.setdefault(cluster, set()).update(ways)
+
+    def heads(self, cluster: str) -> Mapping[Way, Led]:
+        return dict(self._world.heads.get(cluster, {}))
+
+    def _keep(self, cluster: str, heads: Mapping[Way, Led]) -> None:
+        self._world.heads[cluster] = dict(heads)
 
 
 def runtime(world: World) -> Runtime:

@@ -15,6 +15,7 @@ from zlib import crc32
 from tests.support.sim.clock import EPOCH, Clock
 from tests.support.sim.faults import Script
 from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.hosts.visited import Led
 from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.kernel.plan.spec import CLUSTER
 
@@ -285,6 +286,8 @@ class World:
         self.batches: list[dict[str, Any]] = []
         # The ways to hosts that inventories on the laptop have named, by cluster.
         self.visited: dict[str, set[Way]] = {}
+        # The heads that the laptop has made, by cluster and by the way to each.
+        self.heads: dict[str, dict[Way, Led]] = {}
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
         # What clients know, and how often they learned since that there is another.
@@ -387,12 +390,13 @@ class World:
     def snapshot(self) -> bytes:
         """The hosts as they are, to begin from again and again."""
         out = io.BytesIO()
-        _Pickler(out).dump((self.machines, self.registry, self.clock.now, self.count, self.visited))
+        _Pickler(out).dump((self.machines, self.registry, self.clock.now, self.count, self.visited, self.heads))
         return out.getvalue()
 
     @classmethod
     def again(cls, snapshot: bytes) -> World:
         """A world of its own that is as one was."""
         made = cls([], {})
-        made.machines, made.registry, made.clock.now, made.count, made.visited = _Unpickler(io.BytesIO(snapshot)).load()
+        kept = _Unpickler(io.BytesIO(snapshot)).load()
+        made.machines, made.registry, made.clock.now, made.count, made.visited, made.heads = kept
         return made

@@ -80,8 +80,10 @@ def test_secrets_are_kept_where_volumes_are_all_that_is_left() -> None:
     state = {CLUSTER: "lab", ID: "1d", HEAD_ADDRESS: "10.0.0.1"}
     labels = {**state, f"{SECRET}ray-token": "11", f"{SECRET}api-key": "22"}
     volumes = {"vcluster-lab-state": state, secrets_volume("lab", {"x": "y"}): labels}
-    for facts in (world.hosts(gpu1={"volumes": volumes}), world.hosts(gpu2={"volumes": volumes})):
+    was_head = {"volumes": volumes, "was_head_of": "1d"}
+    for facts in (world.hosts(gpu1={"volumes": volumes}), world.hosts(gpu2=was_head)):
         assert kept_secrets(words, facts) == {"ray-token": "11", "api-key": "22"}
+    assert kept_secrets(words, world.hosts(gpu2={"volumes": volumes})) == {}
     other = {"vcluster-lab-state": {**state, ID: "2e"}}
     facts = world.hosts(gpu1={"volumes": other}, gpu2={"volumes": volumes})
     assert kept_secrets(words, facts) == {}

@@ -28,7 +28,7 @@ from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.diff import other_program
-from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
+from vllm_cluster.kernel.plan.identity import authority, node_of
 from vllm_cluster.kernel.text import count
 
 
@@ -105,10 +105,10 @@ def _other_programs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
 
 def _stopped_nodes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Hosts whose node does not run, of a cluster that has nodes: before the first `up` it has none."""
-    identity = decide_cluster_id(inventory, facts)
+    mine = authority(inventory, facts)
     found = {name: node_of(inventory.cluster, seen) for name, seen in facts.items() if not engine_problem(seen)}
     # A node of another cluster is a finding of its own.
-    others = {name for name, node in found.items() if node and not is_of_cluster(inventory, identity, node.labels)}
+    others = {name for name, node in found.items() if node and not mine.owns(node.labels)}
     nodes = {name: node for name, node in found.items() if name not in others}
     if not any(nodes.values()):
         return

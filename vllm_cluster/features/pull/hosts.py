@@ -18,7 +18,7 @@ from vllm_cluster.kernel.images.supply import may_change
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models import weights
 from vllm_cluster.kernel.models.cache import ask_cache
-from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster
+from vllm_cluster.kernel.plan.identity import authority
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.pull import CacheRow
@@ -72,10 +72,10 @@ def on_hosts(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts],
 
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
     """Refuse while another cluster of this name pulls: the containers would have one name."""
-    name, identity = container_name(inventory.cluster), decide_cluster_id(inventory, facts)
+    name, mine = container_name(inventory.cluster), authority(inventory, facts)
     for host, seen in facts.items():
         found = next((one for one in (*seen.containers, *seen.other_containers) if one.name == name), None)
-        if found and not is_of_cluster(inventory, identity, found.labels):
+        if found and not mine.owns(found.labels):
             text = f"{host}: pull: {name} belongs to another cluster, {inventory.cluster}"
             raise PreflightFailed(text, hint="wait for its pull, or set another cluster: in the inventory")
 

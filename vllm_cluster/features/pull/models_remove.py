@@ -16,7 +16,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
-from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.identity import authority, node_of
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.spec import ROLE
 from vllm_cluster.kernel.shell_line import Option, command_line
@@ -73,11 +73,12 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
             hint=command_line("vcluster", "pull", place.model, Option("--cancel")),
         )
     inventory, facts = hosts.inventory, hosts.facts
-    served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet)
+    heads = authority(inventory, facts).heads
+    served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet, heads)
     if served.unknown:
         raise PreflightFailed(f"the model of {inventory.cluster} is unknown: {served.unknown}", hint="vcluster status")
-    for name, seen in facts.items():
-        node = node_of(inventory.cluster, seen)
+    for name in heads:
+        node = node_of(inventory.cluster, facts[name])
         if node is None or node.labels.get(ROLE) != "head" or node.state not in ("running", "paused", "restarting"):
             continue
         for served_name, words in _words(NodeHandle(hosts.fleet.connections[name], inventory.cluster)).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from vllm_cluster.kernel.backends import TOKEN
@@ -14,7 +14,6 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import observe, usable
-from vllm_cluster.kernel.hosts.secrets import KeptSecret
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.secret_files import read_kept
@@ -22,7 +21,8 @@ from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.diff import remove_member
 from vllm_cluster.kernel.plan.followed import Followed, carried, follow, further_replicas
 from vllm_cluster.kernel.plan.history import AUDIT_FILE
-from vllm_cluster.kernel.plan.identity import node_of, owner_of
+from vllm_cluster.kernel.plan.identity import authority, node_of, owner_of
+from vllm_cluster.kernel.plan.kept import Holder, find_holders, holders_on
 from vllm_cluster.kernel.plan.members import (
     NONE_NAMED,
     Member,
@@ -154,24 +154,30 @@ def look_at_former(
 ) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
     """The facts of members that left, and why nothing can be removed on others; `named` are destinations.
 
-    The head alone leads nowhere: SSH goes as an inventory on this machine did before, or to what a person names.
+    The head alone leads nowhere: SSH goes as an inventory on this machine did before, or to what a person names. And it
+    may claim the id of another cluster, whose token it knows once it was a member there.
     """
-    visited = fleet.runtime.visited.of(inventory.cluster)
-    ways = {name: member for name, member in left.items() if member.way in visited}
+    known = fleet.runtime.visited.of(inventory.cluster)
+    # None where this machine has not made the head of the cluster with this id.
+    made = any(facts[name].was_head_of == identity for name in authority(inventory, facts).heads)
+    ways = {name: member for name, member in left.items() if made and member.way in known}
     ways |= {name: replace(one, jump=None) for name, one in left.items() if one.destination in named}
     lost = fleet.join(inventory, [member.as_host(name) for name, member in ways.items()])
     seen, failed = fleet.each(
         lambda connection: _observe(inventory, connection, left[connection.name]), ways.keys() - lost.keys()
     )
     alone = unproven(inventory, fleet, facts, seen, identity, locked=locked)
-    away = {name: _not_looked_at(name, left[name]) for name in left.keys() - ways.keys()}
+    rest = ((name, left[name]) for name in left.keys() - ways.keys())
+    away = {name: _not_looked_at(name, member, known=member.way in known) for name, member in rest}
     proven = {name: entry for name, entry in seen.items() if name not in alone}
     return proven, {**lost, **failed, **alone, **away}
 
 
-def _not_looked_at(name: str, member: Member) -> LeftAlone:
+def _not_looked_at(name: str, member: Member, *, known: bool) -> LeftAlone:
     where = member.destination or "this machine as its host"
-    text = f"not looked at: it left the inventory, and no inventory on this machine has named {where}"
+    why = "the head names it, and this machine has not made that the head of this cluster"
+    why = why if known else f"no inventory on this machine has named {where}"
+    text = f"not looked at: it left the inventory, and {why}"
     lines = (member.former_line, command_line("vcluster", "up", Option("--forget"), name))
     return LeftAlone(name, text, hint="\n".join(filter(None, lines)))
 
@@ -199,15 +205,19 @@ def unproven(
         if node is None and not locked:
             # What a volume alone holds is read under the lease.
             continue
-        token = token or _token(read_kept(inventory, facts, fleet, locked=locked))
-        held = _token(read_kept(inventory, {name: seen}, fleet, identity=identity, locked=locked))
+        token = token or _token(inventory, find_holders(inventory, facts), facts, fleet, locked=locked)
+        theirs = holders_on(inventory.cluster, identity, name, seen)
+        held = _token(inventory, theirs, {name: seen}, fleet, locked=locked)
         if token is None or held != token:
             text = "its node is left alone: it does not hold this cluster's Ray token, so it may be another cluster's"
             alone[name] = LeftAlone(name, text, hint=command_line("vcluster", "up", Option("--forget"), name))
     return alone
 
 
-def _token(kept: Mapping[str, KeptSecret]) -> str | None:
+def _token(
+    inventory: Inventory, holders: Iterable[Holder], facts: Mapping[str, HostFacts], fleet: Fleet, *, locked: bool
+) -> str | None:
+    kept = read_kept(inventory.cluster, holders, facts, fleet, locked=locked)
     return kept[TOKEN].content if TOKEN in kept else None
 
 

@@ -13,6 +13,7 @@ CODES: Mapping[str, str] = {
     "docker-stopped": "Nothing can be started, and what ran has ended.",
     "docker-old": "Its API lacks what nodes need.",
     "other-cluster": "Two clusters on one host take each other's ports and GPUs.",
+    "other-head": "The API key and what is served would be those of whoever claims to be the head.",
     "newer-format": "This version may not understand what the newer one made.",
     "node-outdated": "What this version corrected in the node is not there until `up` makes it again.",
     "node-stopped": "Its GPUs serve nothing, and the head waits for them.",

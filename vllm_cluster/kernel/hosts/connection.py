@@ -165,6 +165,8 @@ class Fleet:
         self.connections = {name: self._connection(inventory, host, found.get(name)) for name, host in at.items()}
         self.names = tuple(at)
         self._apart: dict[str, VclusterError] = {}
+        # Where SSH leads for hosts that are not of the inventory, by their names, which are the head's word.
+        self.outside: dict[str, str] = {}
         self._stopping = threading.Event()
 
     def join(self, inventory: Inventory, hosts: Iterable[Host]) -> dict[str, VclusterError]:
@@ -173,6 +175,7 @@ class Fleet:
         Work goes there only where it is named.
         """
         names = {host.name: host for host in hosts}
+        self.outside |= {name: host.destination for name, host in names.items()}
         fresh = [host for name, host in names.items() if name not in self.connections]
         for host in fresh:
             self.connections[host.name] = self._connection(inventory, host, None)

@@ -18,6 +18,7 @@ from vllm_cluster.kernel.hosts.connection import WORKERS, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.identity import node_of, without_copies
+from vllm_cluster.kernel.plan.members import way_to
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import end_of, size
@@ -115,11 +116,19 @@ def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: b
             raise ValueError(f"the answer of the fact script is longer than {size(most)}")
         with one_at_a_time():
             found = parse.facts(connection.name, result.text, deep=deep)
-            return memory.keep(replace(found, observed_at=asked))
+            return memory.keep(_remembered(replace(found, observed_at=asked), inventory, connection))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"
         raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr, again=()) from error
+
+
+def _remembered(facts: HostFacts, inventory: Inventory, connection: HostConnection) -> HostFacts:
+    """The same with what this machine remembers of heads."""
+    heads, host = connection.runtime.visited.heads(inventory.cluster), inventory.hosts.get(connection.name)
+    here = heads.get(way_to(inventory, host)) if host else None
+    known = {led.address: led.id for led in heads.values()}
+    return replace(facts, was_head_of=here.id if here and here.leads else "", known_heads=known)
 
 
 def _record(docker: DockerApi, node: Container | None) -> str:

@@ -1,53 +1,102 @@
-"""What this machine keeps of hosts: the ways to them that its inventories have named."""
+"""What this machine keeps of hosts: the ways to them that its inventories have named, and which of them were heads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_whole
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
-from vllm_cluster.wire.values import Name, Port
+from vllm_cluster.wire.values import Address, Name, Port
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.plan.members import Way
 
 
 @dataclass(frozen=True)
+class Led:
+    """A head: its address, the id of its cluster, and whether it leads that still; its volumes name the address."""
+
+    address: str
+    id: str
+    leads: bool = True
+
+
+@dataclass(frozen=True)
 class _Named:
     """Rows of host, user, port and jump."""
 
-    ways: tuple[tuple[Name, Name | None, Port | None, Name | None], ...]
+    rows: tuple[tuple[Name, Name | None, Port | None, Name | None], ...]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Rows of host, user, port and jump, of the head's address, of its cluster's id, and whether it leads."""
+
+    rows: tuple[tuple[Name, Name | None, Port | None, Name | None, Address, Name, bool], ...]
+
+
+_Rows = TypeVar("_Rows", _Named, _Heads)
 
 
 class Visited:
-    """The ways to the hosts that inventories on this machine have named, in a file for each cluster.
+    """The ways to the hosts that inventories on this machine have named, and the heads that `up` has made from here.
 
-    What a head remembers leads nowhere else.
+    There is a file for each name of a cluster. What a head remembers leads nowhere else, and what a host shows makes it
+    no head: its labels are its own word.
     """
 
     def of(self, cluster: str) -> frozenset[Way]:
         """The ways that inventories of this cluster had here; none where the file cannot be read."""
-        with suppress(OSError, RefusedDocument, UsageError):
-            path = _file(cluster)
-            rows = document(read_own_file(path), str(path))
-            return frozenset(convert(_Named, {"ways": rows}, str(path)).ways)
-        return frozenset()
+        return frozenset(_read("hosts", cluster, _Named).rows)
 
     def add(self, cluster: str, ways: Iterable[Way]) -> None:
         """Remember these too. Where that cannot be written, a host that leaves later must be named by a person."""
         before = self.of(cluster)
         if now := frozenset(ways) - before:
-            with suppress(OSError, UsageError):
-                path = _file(cluster)
-                make_private(path.parent)
-                write_whole(path, json.dumps(sorted(before | now, key=str)), mode=0o600)
+            _write("hosts", cluster, before | now)
+
+    def heads(self, cluster: str) -> Mapping[Way, Led]:
+        """The heads of clusters of this name that `up` has made from here, by the way to each."""
+        return {row[:4]: Led(*row[4:]) for row in _read("heads", cluster, _Heads).rows}
+
+    def lead(self, cluster: str, way: Way, now: Led, *, alone: bool = False) -> None:
+        """Remember that the head of a cluster is there; with `alone`, that no other host leads it any more.
+
+        Where that cannot be written, a head that moves later is one that this machine does not know.
+        """
+        before = self.heads(cluster)
+        ended = {one for one, led in before.items() if alone and led.id == now.id}
+        others = {one: replace(led, leads=led.leads and one not in ended) for one, led in before.items()}
+        self._keep(cluster, {**others, way: now})
+
+    def forget(self, cluster: str, identity: str) -> None:
+        """Forget the heads of a cluster that was removed."""
+        self._keep(cluster, {way: led for way, led in self.heads(cluster).items() if led.id != identity})
+
+    def _keep(self, cluster: str, heads: Mapping[Way, Led]) -> None:
+        if heads != self.heads(cluster):
+            _write("heads", cluster, ((*way, led.address, led.id, led.leads) for way, led in heads.items()))
 
 
-def _file(cluster: str) -> Path:
-    return cache_folder() / "hosts" / f"{cluster}.json"
+def _read(kind: str, cluster: str, rows: type[_Rows]) -> _Rows:
+    with suppress(OSError, RefusedDocument, UsageError):
+        path = _file(kind, cluster)
+        return convert(rows, {"rows": document(read_own_file(path), str(path))}, str(path))
+    return rows(())
+
+
+def _write(kind: str, cluster: str, rows: Iterable[tuple[object, ...]]) -> None:
+    with suppress(OSError, UsageError):
+        path = _file(kind, cluster)
+        make_private(path.parent)
+        write_whole(path, json.dumps(sorted(rows, key=str)), mode=0o600)
+
+
+def _file(kind: str, cluster: str) -> Path:
+    return cache_folder() / kind / f"{cluster}.json"

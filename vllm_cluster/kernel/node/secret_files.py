@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from vllm_cluster.kernel.docker.client import DockerApi
@@ -12,10 +12,9 @@ from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.secrets import GENERATED, KeptSecret, Secrets
-from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER
 from vllm_cluster.kernel.plan.identity import Owner, is_volume_name, owner_of
-from vllm_cluster.kernel.plan.kept import Holder, find_holders
+from vllm_cluster.kernel.plan.kept import Holder
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.wire.keys import KeyFile
 
@@ -61,26 +60,21 @@ def remove_orphaned(docker: DockerApi, owner: Owner) -> None:
 
 
 def read_kept(
-    inventory: Inventory,
-    facts: Mapping[str, HostFacts],
-    fleet: Fleet,
-    *,
-    identity: str | None = None,
-    locked: bool = True,
+    cluster: str, holders: Iterable[Holder], facts: Mapping[str, HostFacts], fleet: Fleet, *, locked: bool = True
 ) -> dict[str, KeptSecret]:
-    """The generated secrets that are still there, on the head or where it was before; `identity` as in `holders`.
+    """The generated secrets that these holders still have; of two the first one's.
 
     Without the lease only those in nodes: what a volume alone holds is read through a container.
     """
     found: dict[str, KeptSecret] = {}
-    for holder in find_holders(inventory, facts, identity):
+    for holder in holders:
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
             images = [image.id for image in facts[holder.host].images if locked]
-            read = _read(fleet.connections[holder.host], inventory.cluster, holder, wanted, images)
+            read = _read(fleet.connections[holder.host], cluster, holder, wanted, images)
             # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():
-                identify = partial(fleet.runtime.secret_id, inventory.cluster, name)
+                identify = partial(fleet.runtime.secret_id, cluster, name)
                 if KeyFile.read(text).is_whole(wanted[name], identify):
                     found[name] = KeptSecret(wanted[name], text)
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.plan.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, SPEC, ContainerSpec, node_name
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, ROLE, SPEC, ContainerSpec, node_name
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory
@@ -88,46 +88,128 @@ def _is_copy(container: Container, inherited: Mapping[str, str] | None) -> bool:
     return all(inherited.get(key) == container.labels.get(key) for key in (SPEC, BASE_IMAGE))
 
 
-def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
-    """The id of the cluster that an inventory means; None where it is not up, or where that cannot be decided.
+@dataclass(frozen=True)
+class Authority:
+    """Which cluster an inventory means, and whose word on it counts.
 
-    What the inventory pins decides; then a node on its head, nodes that joined its head, nodes of any head among its
-    hosts (the head moves), and last what a cluster left: volumes, temporary containers. The first of these that bears
-    exactly one id. What was left names its head too: where two teams share a host, the volume that one of them left
-    there must not make the other's new cluster its own, which would then have its key, and the id by which each leaves
-    the other alone. No laptop keeps the id: a colleague's would not know it.
+    `id` is None where it is not up, or where that cannot be decided. `heads` are the hosts whose nodes and volumes have
+    its secrets, its members and what it serves: the inventory's head, and then those that `up` has made its head from
+    this machine, since it may be moving. What another host's labels claim is its own word, and may be made up.
+    `addresses` are those by which nodes and volumes name their head; None where the inventory itself has the id.
     """
-    if inventory.id:
-        return inventory.id
-    address = inventory.hosts[inventory.head_name].address
+
+    cluster: str
+    id: str | None
+    heads: tuple[str, ...]
+    addresses: frozenset[str] | None
+    hosts: frozenset[str]
+
+    def owns(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node or a volume with these labels is of the cluster.
+
+        An id is on labels that many can read. So what has it must name a head of the cluster too.
+        """
+        if labels.get(CLUSTER) != self.cluster:
+            return False
+        head = labels.get(HEAD_ADDRESS)
+        if ID in labels:
+            return labels[ID] == self.id and (self.addresses is None or head in self.addresses)
+        # A version that knew no ids: its nodes name their head.
+        return head is None or head in self.hosts
+
+    def owns_volume(self, labels: Mapping[str, str], seen: HostFacts) -> bool:
+        """Whether a volume with these labels is of the cluster, on a host that was seen so.
+
+        Where the node is the cluster's, a volume with its id is too: it names the head under which it was made.
+        """
+        if self.owns(labels):
+            return True
+        node = node_of(self.cluster, seen)
+        return node is not None and ID in labels and labels[ID] == self.id and self.owns(node.labels)
+
+
+def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority:
+    """Decide which cluster an inventory means by what is on its hosts, and whose word on it counts."""
+    head, identity = inventory.head_name, inventory.id or _known_id(inventory, facts)
+    moved, addresses = list[str](), {inventory.hosts[head].address}
+    if identity and _may_be(inventory, identity, facts.get(head)):
+        moved = [name for name, seen in facts.items() if name != head and seen.was_head_of == identity]
+        known = next(iter(facts.values())).known_heads if facts else {}
+        # What was made from here may have had another address, or be gone.
+        addresses |= {inventory.hosts[name].address for name in moved}
+        addresses |= {address for address, led in known.items() if led == identity}
+    heads = tuple(name for name in (head, *moved) if name in facts)
+    hosts = frozenset(host.address for host in inventory.hosts.values())
+    return Authority(inventory.cluster, identity, heads, None if inventory.id else frozenset(addresses), hosts)
+
+
+def _may_be(inventory: Inventory, identity: str, head: HostFacts | None) -> bool:
+    """Whether the inventory's head may be of the cluster with this id, by what this machine remembers.
+
+    One that was made the head of another cluster from here, and a head that was not made here at all, claim it alone:
+    what this machine knows of that cluster is not for them.
+    """
+    if head is None or inventory.id:
+        return True
+    if head.was_head_of:
+        return head.was_head_of == identity
+    node = node_of(inventory.cluster, head)
+    return node is None or node.labels.get(ROLE) != "head"
+
+
+def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
+    """The id of the cluster that an inventory means; as `authority` has it."""
+    return authority(inventory, facts).id
+
+
+def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
+    """The id that this machine and the hosts know; None where there is none, or where it cannot be decided.
+
+    The head's own node decides, then what a cluster left there, and what is remembered here of it; then nodes that
+    joined it, hosts that were made its head from here, and last what names it as its head. The first of these that
+    bears exactly one id: where two teams share a host, what one of them left there must not make the other's new
+    cluster its own, by whose id each leaves the other alone.
+    """
+    head, address = facts.get(inventory.head_name), inventory.hosts[inventory.head_name].address
     addresses = {host.address for host in inventory.hosts.values()}
-    nodes = [(name, node.labels) for name, entry in facts.items() if (node := node_of(inventory.cluster, entry))]
-    volumes = [
-        (name, labels)
-        for name, entry in facts.items()
-        for labels in entry.volumes.values()
-        if labels.get(HEAD_ADDRESS) in addresses
-    ]
-    left = [
-        (name, c.labels)
-        for name, entry in facts.items()
-        for c in entry.containers
-        if is_temporary(inventory.cluster, c) and c.labels.get(HEAD_ADDRESS) in addresses
-    ]
-    joined = [(name, labels) for name, labels in nodes if labels.get(HEAD_ADDRESS) == address]
-    for bearers in (
-        [row for row in joined if row[0] == inventory.head_name],
-        joined,
-        [(name, labels) for name, labels in nodes if labels.get(HEAD_ADDRESS) in addresses],
-        [row for row in volumes if row[0] == inventory.head_name],
-        # Of an upgrade that broke off, only volumes know the id yet.
-        [] if any(ID in labels for _, labels in nodes) else volumes,
-        [] if nodes else left,
+    nodes = [node.labels for seen in facts.values() if (node := node_of(inventory.cluster, seen))]
+    if head:
+        node = node_of(inventory.cluster, head)
+        if node and ID in node.labels:
+            return node.labels[ID]
+        own = _ids(labels for labels in _left(inventory, head) if labels.get(HEAD_ADDRESS) in addresses)
+        if len(own) == 1:
+            return own.pop()
+        if head.was_head_of:
+            return head.was_head_of
+    # Of an upgrade that broke off, only volumes know the id yet.
+    left = [] if _ids(nodes) else [labels for seen in facts.values() for labels in _left(inventory, seen)]
+    for found in (
+        _ids(labels for labels in nodes if labels.get(HEAD_ADDRESS) == address),
+        {seen.was_head_of for seen in facts.values() if seen.was_head_of in _ids(_labels(inventory, seen))},
+        _ids(labels for labels in left if labels.get(HEAD_ADDRESS) == address),
     ):
-        found = {labels[ID] for _, labels in bearers if ID in labels}
         if found:
             return found.pop() if len(found) == 1 else None
     return None
+
+
+def _ids(rows: Iterable[Mapping[str, str]]) -> set[str]:
+    return {labels[ID] for labels in rows if ID in labels}
+
+
+def _labels(inventory: Inventory, facts: HostFacts) -> Iterator[Mapping[str, str]]:
+    """The labels of a host's node of a cluster of this name, and of what one left there."""
+    if node := node_of(inventory.cluster, facts):
+        yield node.labels
+    yield from _left(inventory, facts)
+
+
+def _left(inventory: Inventory, facts: HostFacts) -> Iterator[Mapping[str, str]]:
+    """The labels of the volumes of a cluster of this name, and of its temporary containers where it has no node."""
+    yield from facts.volumes.values()
+    if node_of(inventory.cluster, facts) is None:
+        yield from (one.labels for one in facts.containers if is_temporary(inventory.cluster, one))
 
 
 def node_of(cluster: str, facts: HostFacts) -> Container | None:
@@ -154,28 +236,17 @@ class Foreign:
         return f"{self.name} belongs to another cluster, {self.cluster}" + (f" ({known})" if known else "")
 
 
-def is_of_cluster(inventory: Inventory, identity: str | None, labels: Mapping[str, str]) -> bool:
-    """Whether a node or a volume with these labels is of the cluster that the inventory means."""
-    if labels.get(CLUSTER) != inventory.cluster:
-        return False
-    if ID in labels:
-        return labels[ID] == identity
-    # A version that knew no ids: its nodes name their head.
-    head = labels.get(HEAD_ADDRESS)
-    return head is None or head in {host.address for host in inventory.hosts.values()}
-
-
 def find_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Foreign]:
     """The nodes and volumes of other clusters of vcluster on the hosts."""
-    identity = decide_cluster_id(inventory, facts)
+    mine = authority(inventory, facts)
     for name, observed in facts.items():
         for container in observed.containers:
             # A container of another name inherited its labels (docker commit), or is temporary.
             is_node = container.name == node_name(container.labels.get(CLUSTER, ""))
-            if is_node and not is_of_cluster(inventory, identity, container.labels):
+            if is_node and not mine.owns(container.labels):
                 yield _foreign(name, container.name, container.labels)
         for volume, labels in observed.volumes.items():
-            if is_volume_name(inventory.cluster, volume) and not is_of_cluster(inventory, identity, labels):
+            if is_volume_name(inventory.cluster, volume) and not mine.owns_volume(labels, observed):
                 yield _foreign(name, f"the volume {volume}", labels)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, is_volume_name, node_of
-from vllm_cluster.kernel.plan.spec import SECRET, secrets_volume
+from vllm_cluster.kernel.plan.identity import authority, is_volume_name, node_of
+from vllm_cluster.kernel.plan.spec import ID, SECRET, secrets_volume
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory
@@ -24,25 +24,28 @@ class Holder:
     has_node: bool
 
 
-def find_holders(inventory: Inventory, facts: Mapping[str, HostFacts], identity: str | None = None) -> Iterator[Holder]:
-    """Every holder on these hosts: the inventory's head first, then other hosts, since the head may be moving.
+def find_holders(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Holder]:
+    """Every holder whose secrets are the cluster's: the inventory's head, then where its head was, which may be moving.
 
-    `identity` is the cluster's id, where it is known by other hosts than these.
+    What another host holds is its own: the key that clients use is nothing that a worker may choose.
 
     Nodes come before volumes without one: what a node holds is in use, and is read without a container made for it,
     which a host without images cannot make.
     """
-    identity = identity or decide_cluster_id(inventory, facts)
-    hosts = sorted(facts, key=lambda name: name != inventory.head_name)
-    for host in hosts:
-        node = node_of(inventory.cluster, facts[host])
-        if node and is_of_cluster(inventory, identity, node.labels):
-            ids = secret_ids(node.labels)
-            yield Holder(host, ids, secrets_volume(inventory.cluster, ids), has_node=True)
-    for host in hosts:
-        for volume, labels in sorted(facts[host].volumes.items()):
-            if is_volume_name(inventory.cluster, volume) and is_of_cluster(inventory, identity, labels):
-                yield Holder(host, secret_ids(labels), volume, has_node=False)
+    mine = authority(inventory, facts)
+    every = [holder for name in mine.heads for holder in holders_on(inventory.cluster, mine.id, name, facts[name])]
+    yield from sorted(every, key=lambda holder: not holder.has_node)
+
+
+def holders_on(cluster: str, identity: str | None, host: str, facts: HostFacts) -> Iterator[Holder]:
+    """The holders of the cluster with this id on a host; a version that knew no ids has none on its labels."""
+    node = node_of(cluster, facts)
+    if node and node.labels.get(ID, identity) == identity:
+        ids = secret_ids(node.labels)
+        yield Holder(host, ids, secrets_volume(cluster, ids), has_node=True)
+    for volume, labels in sorted(facts.volumes.items()):
+        if is_volume_name(cluster, volume) and labels.get(ID, identity) == identity:
+            yield Holder(host, secret_ids(labels), volume, has_node=False)
 
 
 def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:

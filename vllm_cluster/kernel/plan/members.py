@@ -11,7 +11,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.kernel.plan.followed import Followed
-from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
+from vllm_cluster.kernel.plan.identity import authority, node_of
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.shell_line import Option, command_line
@@ -168,11 +168,11 @@ NONE_NAMED = Named()
 
 
 def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Remembered | None:
-    """What the cluster's head remembers, None where there is no head; the inventory's head goes first."""
-    identity = decide_cluster_id(inventory, facts)
-    for name in sorted(facts, key=lambda name: name != inventory.head_name):
+    """What the cluster's head remembers, None where there is no head; the inventory's own goes first."""
+    mine = authority(inventory, facts)
+    for name in mine.heads:
         node = node_of(inventory.cluster, facts[name])
-        if node and node.labels.get(ROLE) == "head" and is_of_cluster(inventory, identity, node.labels):
+        if node and node.labels.get(ROLE) == "head" and node.labels.get(ID, mine.id) == mine.id:
             record, problem = Record.read(facts[name].member_record.encode())
             if record and record.id != node.labels.get(ID, record.id):
                 return Remembered(name, None, f"it is of another cluster, with the id {printable(record.id)[:40]}")
@@ -216,7 +216,7 @@ def recorded(
     for spec in specs:
         machine = facts[spec.host].machine_id
         since = before[machine].since if machine in before else facts[inventory.head_name].clock
-        way = _way(inventory, inventory.hosts[spec.host])
+        way = way_to(inventory, inventory.hosts[spec.host])
         members.append(Member(spec.host, spec.address, machine, spec.gpu_count, since, *way))
     return Record(
         inventory.cluster, specs[0].cluster_id, (*members, *(replace(member, leaving=True) for member in leaving))
@@ -257,9 +257,10 @@ def _changed(before: Member, member: Member) -> str:
 
 def ways_of(inventory: Inventory) -> frozenset[Way]:
     """The ways to the hosts of an inventory."""
-    return frozenset(_way(inventory, host) for host in inventory.hosts.values())
+    return frozenset(way_to(inventory, host) for host in inventory.hosts.values())
 
 
-def _way(inventory: Inventory, host: Host) -> Way:
+def way_to(inventory: Inventory, host: Host) -> Way:
+    """Name how the inventory reaches a host."""
     ssh, own = inventory.ssh, host.ssh
     return host.destination, own.user or ssh.user, own.port or ssh.port, own.jump or ssh.jump

@@ -24,17 +24,15 @@ from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.diff import remove_member
 from vllm_cluster.kernel.plan.identity import (
-    decide_cluster_id,
+    authority,
     find_foreign,
     is_leftover,
-    is_of_cluster,
     is_volume_name,
-    node_of,
 )
 from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.kernel.plan.members import former, record_of
 from vllm_cluster.kernel.plan.pull import container_name
-from vllm_cluster.kernel.plan.spec import CLUSTER, ROLE, node_name
+from vllm_cluster.kernel.plan.spec import CLUSTER, ID, node_name
 from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.consent import Confirm, Consent, Stops, batches_beside, served_by
 
@@ -62,6 +60,8 @@ def remove_cluster(
         removal.report(stops or Stops())
         if removal.failures:
             raise removal.unfinished()
+        if removal.identity:
+            runtime.visited.forget(inventory.cluster, removal.identity)
     return removal.total
 
 
@@ -90,7 +90,7 @@ class Removal:
         for name, error in self.failures.items():
             emit(Event("failed", error.message, name))
         _refuse_foreign(inventory, self.facts)
-        self.identity = decide_cluster_id(inventory, self.facts)
+        self._mine = authority(inventory, self.facts)
         self._look_at_former_hosts()
         self._foreign = {container.id for seen in self.facts.values() for container in seen.other_containers}
 
@@ -100,9 +100,16 @@ class Removal:
         return sum(found.total() for found in self._removed.values())
 
     @property
+    def identity(self) -> str | None:
+        """The id of the cluster."""
+        return self._mine.id
+
+    @property
     def anything(self) -> bool:
         """Whether anything of the cluster was found."""
-        return any(seen.volumes or any(map(self._has, seen.containers)) for seen in self.facts.values())
+        return any(
+            seen.volumes or any(self._has(name, one) for one in seen.containers) for name, seen in self.facts.items()
+        )
 
     @property
     def losses(self) -> str:
@@ -116,8 +123,7 @@ class Removal:
 
     @property
     def _loses_head(self) -> bool:
-        nodes = [node for seen in self.facts.values() if (node := node_of(self.cluster, seen))]
-        return self.inventory.head_name in self.facts or any(node.labels.get(ROLE) == "head" for node in nodes)
+        return any(name in self.facts for name in self._mine.heads)
 
     @property
     def _loses_key(self) -> bool:
@@ -130,9 +136,9 @@ class Removal:
         if found and found.problem:
             self.emit(Event("warning", unreadable(found.problem), found.host))
         left = former(inventory, facts, found.record if found else None)
-        outside, lost = look_at_former(inventory, self.fleet, facts, left, self.identity)
+        outside, lost = look_at_former(inventory, self.fleet, facts, left, self._mine.id)
         held = {
-            name for name, seen in outside.items() if any(remove_member(self.cluster, self.identity or "", name, seen))
+            name for name, seen in outside.items() if any(remove_member(self.cluster, self._mine.id or "", name, seen))
         }
         self.facts = {**facts, **{name: outside[name] for name in held}}
         for finding in name_taken(inventory, self.facts):
@@ -165,17 +171,18 @@ class Removal:
             # Each is asked: a worker does not know what its head serves.
             containers, lost = self.fleet.each(self._containers, self.facts)
             try:
-                stops = served_by(self.cluster, containers, self.fleet)
-                for host, there in containers.items():
-                    for one in there:
-                        if one.name == node_name(self.cluster) and one.labels.get(ROLE) == "head":
+                stops = served_by(self.cluster, containers, self.fleet, self._mine.heads)
+                for host in self._mine.heads:
+                    for one in containers.get(host, ()):
+                        if one.name == node_name(self.cluster):
                             node = NodeHandle(self.fleet.connections[host], self.cluster)
                             stops = batches_beside(stops, node, one.state)
             except HostError as error:
                 lost = {**lost, error.host: error}
             pulls, failed = self._pulls(containers)
             if not {**lost, **failed}:
-                return replace(stops, pulls=pulls)
+                outside = {host: to for host, to in self.fleet.outside.items() if host in self.facts}
+                return replace(stops, pulls=pulls, outside=outside)
             lost = {**lost, **failed}
             self._lose(lost)
         return None
@@ -208,7 +215,7 @@ class Removal:
         inside, outside = (
             {name: seen for name, seen in self.facts.items() if (name in here) is there} for there in (True, False)
         )
-        self._leave_alone(unproven(self.inventory, self.fleet, inside, outside, self.identity, locked=True))
+        self._leave_alone(unproven(self.inventory, self.fleet, inside, outside, self._mine.id, locked=True))
         hosts = list(self.facts)
         stops = self.stops()
         return stops is not None and list(self.facts) == hosts and consent.covers(stops)
@@ -225,14 +232,22 @@ class Removal:
 
     def _containers(self, connection: HostConnection) -> list[Container]:
         """The cluster's containers on a host now: its node, its pull and its leftovers."""
-        return [container for container in connection.docker.containers(self._label) if self._has(container)]
+        found = connection.docker.containers(self._label)
+        return [container for container in found if self._has(connection.name, container)]
 
-    def _has(self, container: Container) -> bool:
+    def _has(self, host: str, container: Container) -> bool:
         if container.id in self._foreign:
             return False
         if container.name in (node_name(self.cluster), container_name(self.cluster)):
-            return is_of_cluster(self.inventory, self.identity, container.labels)
-        return is_leftover(self.cluster, self.identity, container)
+            # Outside the inventory, where its token is, it may name an earlier head.
+            here = host in self.inventory.hosts
+            return self._mine.owns(container.labels) if here else container.labels.get(ID) == self._mine.id
+        return is_leftover(self.cluster, self._mine.id, container)
+
+    def _owns_volume(self, host: str, labels: Mapping[str, str]) -> bool:
+        if host not in self.inventory.hosts:
+            return labels.get(ID) == self._mine.id
+        return self._mine.owns_volume(labels, self.facts[host])
 
     def _volumes(self, connection: HostConnection) -> list[str]:
         """The names of its volumes; last the state, whose labels name the owner of the rest.
@@ -241,7 +256,7 @@ class Removal:
         """
         found = connection.docker.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
-        names = [name for name, labels in mine if is_of_cluster(self.inventory, self.identity, labels)]
+        names = [name for name, labels in mine if self._owns_volume(connection.name, labels)]
         return sorted(names, reverse=connection.name not in self.inventory.hosts)
 
     def _remove_all(self, connection: HostConnection) -> Counter[str]:

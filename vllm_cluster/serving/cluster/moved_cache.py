@@ -13,7 +13,7 @@ from vllm_cluster.kernel.models.cache import sees_cache
 from vllm_cluster.kernel.models.host_cache import cached
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import pull_line
-from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.identity import authority, node_of
 from vllm_cluster.kernel.plan.spec import ROLE
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.wire.order import Deployment
@@ -30,7 +30,7 @@ def absent_models(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: F
     """
     nodes = {name: node_of(inventory.cluster, facts[name]) for name in inventory.hosts}
     moved = [name for name, node in nodes.items() if node and not sees_cache(node, inventory.model_cache)]
-    wanted = _wanted(inventory.cluster, facts, fleet) if moved else ()
+    wanted = _wanted(inventory, facts, fleet) if moved else ()
     if not wanted:
         return ""
     found, _ = fleet.each(lambda connection: cached(inventory, connection, LOOK_SECONDS), moved)
@@ -52,12 +52,12 @@ def _remedy(model: str) -> str:
     return pull_line(model) or "bring it there"
 
 
-def _wanted(cluster: str, facts: Mapping[str, HostFacts], fleet: Fleet) -> tuple[Deployment, ...]:
+def _wanted(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> tuple[Deployment, ...]:
     """What the head of now is asked to serve; none where that cannot be read."""
-    for host, seen in facts.items():
-        node = node_of(cluster, seen)
+    for host in authority(inventory, facts).heads:
+        node = node_of(inventory.cluster, facts[host])
         if node and node.labels.get(ROLE) == "head":
             with suppress(HostError, RefusedDocument):
-                order = NodeHandle(fleet.connections[host], cluster).order()
+                order = NodeHandle(fleet.connections[host], inventory.cluster).order()
                 return tuple(one.deployment for one in order.deployments) if order else ()
     return ()

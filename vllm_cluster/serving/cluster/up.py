@@ -20,6 +20,7 @@ from vllm_cluster.kernel.hosts.lent import show_end
 from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.hosts.visited import Led
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.images.supply import renew
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -27,8 +28,8 @@ from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import record
-from vllm_cluster.kernel.plan.identity import decide_cluster_id
-from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
+from vllm_cluster.kernel.plan.identity import authority
+from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, way_to, ways_of
 from vllm_cluster.kernel.plan.plan import (
     CreateNode,
     GpusJoined,
@@ -112,6 +113,7 @@ def bring_up(
                             break
             undo.pop_all()
             _verify(seen.plan, fleet, emit)
+            _remember_head(inventory, fleet, seen, done=True)
         except VclusterError as error:
             raise _with_measured_cause(inventory, fleet, seen, error, emit, since=since) from None
         _report(inventory, fleet, seen.plan, emit, changed=not planned.empty)
@@ -143,7 +145,7 @@ def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) ->
 
 def _stops(inventory: Inventory, seen: Assessment, fleet: Fleet) -> Stops:
     """The running nodes that the plan removes or restarts, and the model on them."""
-    stops = stopped_by(seen.plan, seen.facts, fleet)
+    stops = stopped_by(seen.plan, seen.facts, fleet, authority(inventory, seen.facts).heads)
     return replace(stops, absent=absent_models(inventory, seen.facts, fleet)) if stops.again else stops
 
 
@@ -154,10 +156,11 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
     if "api-key" in seen.secrets.new:
         # Before it is written: a run that follows a killed one finds the key, and is silent. No warning where the
         # cluster is new, and has no clients yet.
-        known = decide_cluster_id(inventory, seen.facts)
+        known = authority(inventory, seen.facts).id
         kind: Kind = "warning" if known else "note"
         emit(Event(kind, NEW_KEY if known else FIRST_KEY, data={"code": "new-api-key"}))
     started = fleet.runtime.clock.monotonic()
+    _remember_head(inventory, fleet, seen)
     try:
         execution.run()
     except TagMoved as moved:
@@ -167,6 +170,20 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
     head = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
     record(head, "up", _by_hosts(seen.plan), emit, seconds=took)
     return True
+
+
+def _remember_head(inventory: Inventory, fleet: Fleet, seen: Assessment, *, done: bool = False) -> None:
+    """Keep on this machine where the cluster's head is; once all is `done`, that it is there alone.
+
+    A head that was made from here and claims the id of another one is believed no more.
+    """
+    visited, way = fleet.runtime.visited, way_to(inventory, inventory.hosts[inventory.head_name])
+    heads, now = visited.heads(inventory.cluster), Led(seen.plan.head_address, seen.plan.id)
+    ids = {led.id for led in heads.values()}
+    claimed = way in heads and heads[way].id != now.id and now.id in ids and now.id != inventory.id
+    # Until all is done the nodes may name the address that it had before.
+    if not claimed and (done or way not in heads or heads[way].id != now.id):
+        visited.lead(inventory.cluster, way, now, alone=done)
 
 
 def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:

@@ -1,0 +1,269 @@
+"""Whose word counts: the inventory's head, and a host that was made the head from this laptop.
+
+No other host chooses the API key, what is served, or which cluster it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.lab import Outcome, code
+from tests.support.sim.make import inventory_of as inventory
+from tests.support.sim.world import Machine, World
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID, ROLE, SECRET, secrets_volume
+from vllm_cluster.serving.consent import Stops
+
+ALL, MINE, THEIRS = inventory(1, 2, 3), inventory(1, 2), inventory(3, 4)
+EVIL = b"evil/model"
+
+
+def labels_of(machine: Machine) -> list[dict[str, str]]:
+    """Those of its containers and volumes."""
+    return [box.labels for box in machine.boxes.values()] + [one.labels for one in machine.volumes.values()]
+
+
+def files(machine: Machine) -> dict[str, bytes]:
+    """What its volumes hold, by name."""
+    return {name: content for volume in machine.volumes.values() for name, content in volume.files.items()}
+
+
+def api_keys(machine: Machine) -> set[bytes]:
+    """The API keys that it holds."""
+    return {content for name, content in files(machine).items() if name.startswith("api-key")}
+
+
+def empty(machine: Machine) -> None:
+    """Take all containers and volumes away."""
+    machine.boxes.clear()
+    machine.volumes.clear()
+
+
+def claim_head(world: World, name: str = "gpu2", of: str = "gpu1") -> None:
+    """Let a worker call itself the head, with an order and an API key of its own choice."""
+    liar, head = world.machines[name], world.machines[of]
+    key = "sk-chosen"
+    identity = lab.fast_secret_id("lab", "api-key", key)
+    order = head.volumes["vcluster-lab-state"].files["wanted.json"].replace(b"org/model", EVIL)
+    liar.volumes["vcluster-lab-state"].files.update(head.volumes["vcluster-lab-state"].files | {"wanted.json": order})
+    for labels in labels_of(liar):
+        labels.update({SECRET + "api-key": identity} | ({ROLE: "head"} if ROLE in labels else {}))
+    for volume in [one for name, one in liar.volumes.items() if "secrets" in name]:
+        volume.files[f"api-key-{identity}"] = key.encode()
+
+
+def report(outcome: Outcome) -> str:
+    """All that a person reads."""
+    texts = [f"{event.host}: {event.text}" for event in outcome.events]
+    return "\n".join([*texts, str(outcome.error), getattr(outcome.error, "hint", "") or ""])
+
+
+# What is left of the head, and the inventory that `up` then gets.
+STATES: dict[str, tuple[Callable[[Machine], object], tuple[int, ...]]] = {
+    "the head is there": (lambda _: None, (1, 2, 3)),
+    "its container is gone": (lambda head: head.boxes.clear(), (1, 2, 3)),
+    "all of it is gone": (empty, (1, 2, 3)),
+    "the head moves": (lambda _: None, (3, 2, 1)),
+    "the head moves and leaves": (lambda _: None, (3, 2)),
+}
+
+
+# fault: kernel/plan/kept.py: for name in mine.heads for holder → for name in facts for holder
+# fault: kernel/plan/members.py: for name in mine.heads: → for name in facts:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("state", STATES)
+def test_a_worker_that_calls_itself_the_head_chooses_neither_key_nor_order(state: str) -> None:
+    """Its order was copied onto the new head as it was, and its command ran there as root; its key was everyone's."""
+    change, order = STATES[state]
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, ALL, lab.do_serve)
+        claim_head(world)
+        change(world.machines["gpu1"])
+        lab.run(world, inventory(*order), lab.do_up)
+        head = world.machines[f"gpu{order[0]}"]
+        assert b"sk-chosen" not in api_keys(head)
+        assert not any(EVIL in content for name, content in files(head).items() if name.endswith("wanted.json"))
+    record("P47", "sim: a worker calls itself the head, in five states of the true one", "no key, no order of it", True)
+
+
+# fault: kernel/plan/kept.py: for name in mine.heads for holder → for name in facts for holder
+@pytest.mark.promise("P47")
+def test_no_worker_chooses_the_key_of_a_cluster_that_is_new() -> None:
+    world, identity = make.world((2, 2)), lab.fast_secret_id("lab", "api-key", "sk-chosen")
+    with lab.inside(world):
+        lab.succeed(world, MINE, lab.do_up)
+        empty(world.machines["gpu1"])
+        liar, ids = world.machines["gpu2"], {"api-key": identity}
+        liar.boxes.clear()
+        (volume,) = [one for name, one in liar.volumes.items() if "secrets" in name]
+        volume.files, volume.name = {f"api-key-{identity}": b"sk-chosen"}, secrets_volume("lab", ids)
+        volume.labels |= {SECRET + "api-key": identity, ID: "feedfeedfeedfeed", HEAD_ADDRESS: "10.0.0.1"}
+        liar.volumes = {volume.name: volume}
+        world.heads.clear()
+        lab.succeed(world, MINE, lab.do_up)
+        assert len(api_keys(world.machines["gpu1"]) - {b"sk-chosen"}) == 1
+
+
+def claim_id(world: World, name: str) -> None:
+    """Let all of a host be of the cluster of the other team."""
+    (theirs,) = {labels[ID] for labels in labels_of(world.machines["gpu3"]) if ID in labels}
+    before = next(labels[ID] for labels in labels_of(world.machines[name]) if ID in labels)
+    for labels in labels_of(world.machines[name]):
+        labels.update({key: value.replace(before, theirs) for key, value in labels.items()})
+    state = world.machines[name].volumes["vcluster-lab-state"].files
+    state |= {key: content.replace(before.encode(), theirs.encode()) for key, content in state.items()}
+
+
+# fault: kernel/plan/identity.py: (self.addresses is None or head in self.addresses) → True
+# fault: kernel/plan/identity.py: return head.was_head_of == identity → return True
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+@pytest.mark.parametrize("known", [True, False], ids=["laptop of both", "laptop of none"])
+@pytest.mark.parametrize(("liar", "gone"), [("gpu2", True), ("gpu1", False)], ids=["a worker", "the head"])
+@pytest.mark.parametrize("named", [3, 4], ids=["their head", "their worker"])
+def test_who_claims_the_id_of_another_team_gets_no_host_and_no_secret_of_it(
+    verb: lab.Verb, known: bool, liar: str, gone: bool, named: int
+) -> None:
+    """My inventory also names a host of theirs. That is refused; a label made it mine."""
+    world = make.world((2, 2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, THEIRS, lab.do_up)
+        lab.succeed(world, MINE, lab.do_up)
+        claim_id(world, liar)
+        if gone:
+            empty(world.machines["gpu1"])
+        if not known:
+            world.heads.clear()
+        before = {name: files(world.machines[name]) for name in THEIRS.hosts}
+        outcome = lab.run(world, inventory(1, 2, named), verb)
+        assert code(outcome) == 3 and outcome.script.changing == [], outcome.story()
+        assert f"gpu{named}: vcluster-lab belongs to another cluster" in report(outcome)
+        assert {name: files(world.machines[name]) for name in THEIRS.hosts} == before
+    record("P47", "sim: a host claims the id of a cluster whose host the inventory names too", "refused, named", True)
+
+
+# fault: kernel/apply/members.py: made = any(facts[name].was_head_of == identity → made = any(True
+@pytest.mark.promise("P47", "P32")
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_a_head_that_was_a_member_elsewhere_removes_nothing_there(verb: lab.Verb, running: bool) -> None:
+    """It knows the token of the cluster that it left, so that proves nothing. This laptop brought both up."""
+    world = make.world((2, 2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, inventory(3, 4, 1), lab.do_up)
+        (token,) = [(name, text) for name, text in files(world.machines["gpu1"]).items() if "ray-token" in name]
+        lab.succeed(world, THEIRS, lab.do_up)
+        lab.succeed(world, MINE, lab.do_up)
+        rows = json.loads(world.machines["gpu3"].volumes["vcluster-lab-state"].files["cluster.json"])["members"]
+        for name in MINE.hosts:
+            claim_id(world, name)
+            for labels in labels_of(world.machines[name]):
+                labels.update({key: token[0].removeprefix("ray-token-") for key in labels if key.endswith("ray-token")})
+            for volume in world.machines[name].volumes.values():
+                volume.files |= dict([token]) if "secrets" in volume.name else {}
+        state = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+        raw = json.loads(state["cluster.json"])
+        raw["members"] += [{**row, "leaving": True} for row in rows]
+        state["cluster.json"] = json.dumps(raw).encode()
+        for name in THEIRS.hosts if not running else ():
+            for box in world.machines[name].boxes.values():
+                box.state = "exited"
+        before = {name: files(world.machines[name]) for name in THEIRS.hosts}
+        outcome = lab.run(world, MINE, verb)
+        assert {name: files(world.machines[name]) for name in THEIRS.hosts} == before
+        assert all(world.machines[name].boxes for name in THEIRS.hosts), outcome.story()
+        assert "gpu3: not looked at" in report(outcome)
+    record("P47", f"sim: {verb.__name__} with a head that left another team's cluster", "nothing changed there", True)
+
+
+# fault: serving/consent.py: outside = {one.host: fleet.outside[one.host] → outside = {one.host: "" for _ in ()
+@pytest.mark.promise("P32")
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_a_host_outside_of_the_inventory_is_named_in_the_question(verb: Callable[..., object]) -> None:
+    """Also where its node has ended: then nothing was asked."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        for box in world.machines["gpu3"].boxes.values():
+            box.state = "exited"
+        person = lab.Person(None)
+        outcome = lab.run(world, MINE, partial(verb, confirm=person))
+        assert "remove what lab has on gpu3, which has left the inventory" in person.asked[0].lower()
+        assert outcome.script.changing == []
+
+
+# fault: kernel/hosts/observe.py: was_head_of=here.id if here and here.leads else "" → was_head_of=""
+@pytest.mark.promise("P33")
+def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
+    """The colleague sees what to do, and the key and what is served are kept."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, ALL, lab.do_serve)
+        keys = api_keys(world.machines["gpu1"])
+        world.heads.clear()
+        refused = lab.run(world, inventory(2, 1, 3), lab.do_up)
+        assert (code(refused), refused.script.changing) == (3, [])
+        assert "if that cluster is yours, set head: gpu1, run vcluster up, and then change the head" in report(refused)
+        oracle.untouched(lab.run(world, ALL, lab.do_up))
+        lab.succeed(world, inventory(2, 1, 3), lab.do_up)
+        oracle.converged(world, inventory(2, 1, 3))
+        assert api_keys(world.machines["gpu2"]) == keys
+        assert b"org/model" in world.machines["gpu2"].volumes["vcluster-lab-state"].files["wanted.json"]
+    record("P33", "sim: a colleague's laptop moves the head", "refused with the two steps; they keep the key", True)
+
+
+# fault: kernel/checks/docker.py: yield from _unknown_heads(inventory, facts) → yield from ()
+@pytest.mark.promise("P47")
+def test_an_id_in_the_inventory_makes_no_head_of_who_claims_to_be_it() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, ALL, lab.do_serve)
+        pinned = ALL.model_copy(update={"id": next(labels[ID] for labels in labels_of(world.machines["gpu1"]))})
+        claim_head(world)
+        for labels in labels_of(world.machines["gpu2"]):
+            labels.update({HEAD_ADDRESS: "10.0.0.2"})
+        empty(world.machines["gpu1"])
+        world.heads.clear()
+        outcome = lab.run(world, pinned, lab.do_up)
+        assert (code(outcome), outcome.script.changing) == (3, [])
+        assert "gpu2: its node is the head of lab by its own word" in report(outcome)
+
+
+# fault: kernel/plan/identity.py: addresses |= {address for address, led in known.items() if led == identity} → pass
+@pytest.mark.promise("P33")
+def test_a_head_that_is_gone_for_good_is_followed_by_another_member() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        world.machines["gpu1"].reachable = False
+        world.new_keys += 1
+        world.api_key = None
+        lab.succeed(world, inventory(2, 3), lab.do_up)
+        assert [box.labels[HEAD_ADDRESS] for box in world.machines["gpu3"].boxes.values()] == ["10.0.0.2"]
+
+
+# fault: serving/cluster/down.py: for host in self._mine.heads: → for host in containers:
+@pytest.mark.promise("P47")
+def test_a_worker_that_calls_itself_the_head_hides_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each head's list took the place of the one before: `down` without a terminal deleted the batch of a colleague."""
+    with lab.cluster(2, lab.do_up) as world:
+        world.machines["gpu2"].box("vcluster-lab").labels[ROLE] = "head"  # type: ignore[union-attr]
+        asked: list[str] = []
+
+        def listed(stops: Stops, node: NodeHandle, _: str) -> Stops:
+            asked.append(node.host)
+            return stops
+
+        monkeypatch.setattr("vllm_cluster.serving.cluster.down.batches_beside", listed)
+        lab.run(world, MINE, lab.do_down)
+        assert set(asked) == {"gpu1"}
