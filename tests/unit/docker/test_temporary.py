@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -42,12 +43,18 @@ class Docker:
         """Its connections end."""
 
 
+def made(containers: TemporaryContainers) -> None:
+    """Create one, which an end refuses."""
+    with suppress(VclusterError):
+        containers.create("one", {})
+
+
 # fault: kernel/docker/temporary.py: if self._creating.acquire(timeout=deadline.left()): → if False:
 def test_one_that_is_being_created_is_removed_once_it_is_there() -> None:
     """Ctrl-C came during the call: the removal found nothing, and Docker made it after that."""
     docker = Docker()
     containers = TemporaryContainers(lambda: cast(DockerApi, docker))
-    creating = threading.Thread(target=containers.create, args=("one", {}))
+    creating = threading.Thread(target=made, args=(containers,))
     creating.start()
     assert docker.begun.wait(10)
     ending = threading.Thread(target=containers.end, args=(Deadline.after(10),))
@@ -71,11 +78,31 @@ def test_none_is_created_once_its_run_is_broken_off() -> None:
     assert docker.there == set()
 
 
+# fault: kernel/docker/temporary.py: if not to_come: → if True:
+# fault: kernel/docker/temporary.py: # The end may not have waited so long → return  # the end
+def test_one_that_comes_after_the_end_is_removed_and_not_used() -> None:
+    """Docker took longer than the end waits: the removal found nothing, and its maker took it for removed."""
+    docker, used = Docker(), list[str]()
+    containers = TemporaryContainers(lambda: cast(DockerApi, docker))
+
+    def work() -> None:
+        with suppress(VclusterError), containers.door("lab", {}) as name:
+            used.append(name)
+
+    making = threading.Thread(target=work)
+    making.start()
+    assert docker.begun.wait(10)
+    containers.end(Deadline.after(0.05))
+    docker.may.set()
+    making.join(10)
+    assert (docker.there, used) == (set(), [])
+
+
 # fault: kernel/docker/temporary.py: timeout=deadline.left() → timeout=60
 def test_a_docker_that_does_not_answer_is_waited_for_no_longer_than_that() -> None:
     docker = Docker()
     containers = TemporaryContainers(lambda: cast(DockerApi, docker))
-    creating = threading.Thread(target=containers.create, args=("one", {}))
+    creating = threading.Thread(target=made, args=(containers,))
     creating.start()
     assert docker.begun.wait(10)
     containers.end(Deadline.after(0.05))
@@ -108,7 +135,7 @@ def test_ctrl_c_waits_for_what_docker_is_asked_for_on_other_hosts() -> None:
             if connection.name == "gpu1":
                 assert docker.begun.wait(10)
                 raise KeyboardInterrupt
-            connection.temporary.create("one", {})
+            made(connection.temporary)
 
         def answer() -> None:
             while not fleet.stopping:

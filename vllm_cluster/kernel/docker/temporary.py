@@ -65,20 +65,30 @@ class TemporaryContainers:
         # Held while one is created: until Docker has answered, no removal finds it.
         self._creating = threading.Lock()
         self._there: set[str] = set()
+        self._asked_for = ""
         self._ended = False
 
     def create(self, name: str, body: Mapping[str, object]) -> None:
-        """Create one.
+        """Create one; who does removes it, also where this raises.
 
         Raises:
             HostError: as `DockerApi.create`.
             VclusterError: this run is being broken off.
         """
         with self._creating:
-            if self._ended:
-                raise VclusterError(f"{name}: not created, since this run is broken off", hint="run the command again")
+            self._refuse_ended(name)
             self._there.add(name)
-            self._docker().create(name, body)
+            self._asked_for = name
+            try:
+                self._docker().create(name, body)
+            finally:
+                self._asked_for = ""
+        # The end may not have waited so long: who made it removes it, and does not use it.
+        self._refuse_ended(name)
+
+    def _refuse_ended(self, name: str) -> None:
+        if self._ended:
+            raise VclusterError(f"{name}: not created, since this run is broken off", hint="run the command again")
 
     @contextmanager
     def door(self, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
@@ -101,14 +111,16 @@ class TemporaryContainers:
         self._there.discard(name)
 
     def remove(self, name: str) -> None:
-        """Remove one, unless that was done.
+        """Remove one, unless that was done; while Docker is asked for it, it may come after this, too.
 
         Raises:
             HostError: as `DockerApi.remove`.
         """
         if name in self._there:
+            to_come = name == self._asked_for
             self._docker().remove(name, grace=0)
-            self._there.discard(name)
+            if not to_come:
+                self._there.discard(name)
 
     def end(self, deadline: Due) -> None:
         """Create no more, and remove those that are there; one that is being created is waited for."""
