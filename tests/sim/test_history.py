@@ -139,6 +139,17 @@ def test_rollback_refuses_a_number_that_cannot_be_served(world: World) -> None:
     assert asked_for(world) == "org/b"
 
 
+# fault: serving/serve/rollback.py: end.model if REPOSITORY.fullmatch(end.model) else "MODEL" → end.model
+@pytest.mark.parametrize("model", ["/srv/other", "laptop:/home/me", "--config=x", "a b; rm -rf ~"])
+def test_a_line_of_the_head_is_in_no_command_unless_it_is_of_the_hub(world: World, model: str) -> None:
+    assert serve(world, "org/a").error is None
+    line = {"request": 90, "result": "ready", "model": model, "generation": "gone"}
+    world.machines["gpu1"].volumes["vcluster-lab-state"].files["results.jsonl"] += json.dumps(line).encode() + b"\n"
+    error = lab.run(world, INVENTORY, partial(lab.do_rollback, name="90")).error
+    assert isinstance(error, PreflightFailed)
+    assert error.hint == "vcluster serve MODEL"
+
+
 # fault: kernel/node/handle.py: whoami(), wanted, drain=drain) → whoami(), wanted)
 def test_an_order_has_how_long_open_requests_may_take(world: World) -> None:
     assert serve(world, "org/a").error is None

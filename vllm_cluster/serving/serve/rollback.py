@@ -12,6 +12,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import last_ready_request, ready_request, ready_requests
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.followed import fitted
 from vllm_cluster.kernel.plan.placement import Cluster, place_replicas, serve_command
 from vllm_cluster.kernel.plan.room import beside, ensure_one_address
@@ -110,7 +111,9 @@ def _numbered(node: NodeHandle, cluster: Cluster, order: Order, number: int) -> 
         raise PreflightFailed(text, hint="vcluster status --history")
     if found is None:
         text += "is kept no more: the head keeps the last requests of a model that were ready"
-        raise PreflightFailed(text, hint=command_line("vcluster", "serve", end.model))
+        # A line of the head may have any text there, and a path would be what this laptop or another host has.
+        model = end.model if REPOSITORY.fullmatch(end.model) else "MODEL"
+        raise PreflightFailed(text, hint=command_line("vcluster", "serve", model))
     name = found.deployment.name
     own = order.named(name) or tuple(one for one in order.deployments if one.index == end.replica)
     model = own[0].deployment.name if own else ""
