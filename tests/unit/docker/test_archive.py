@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from tests.support.bounds import within
 from tests.support.canned_docker import answer, canned
+from tests.support.clock import Clock
 from tests.support.depth import cases
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.calls import Unreadable
 from vllm_cluster.kernel.docker.client import MAX_READS
+from vllm_cluster.kernel.errors import TimedOut
 
 
 def folder(*files: str) -> bytes:
@@ -113,6 +116,23 @@ def test_a_damaged_document_and_a_cut_text_are_returned_as_they_are() -> None:
     assert (read(), len(asked)) == (DOCUMENT[:20], MAX_READS)
     read, asked = reads("/audit.jsonl", LONGER)
     assert (read(), len(asked)) == (DOCUMENT[:20], 1)
+
+
+# fault: kernel/docker/client.py: until = until.sooner(FILE_SECONDS) if until else → until =
+# fault: kernel/docker/client.py: self._calls.stream(call, until) as → self._calls.stream(call, self._calls.after(FILE_SECONDS)) as
+@pytest.mark.parametrize(("seconds", "most"), [(None, 150.0), (30.0, 50.0)])
+def test_a_file_has_one_time_for_all_tries(seconds: float | None, most: float) -> None:
+    """A document that came cut each time took four times as long as a file may."""
+    clock = Clock()
+
+    def send(_line: str) -> Iterator[bytes]:
+        clock.sleep(50)
+        return iter([answer(LONGER)])
+
+    docker, _ = canned(send, clock)
+    with pytest.raises(TimedOut):
+        docker.read_file("some", "/status.json", until=Deadline.after(seconds, clock) if seconds else None)
+    assert clock.now == most
 
 
 def entry(kind: bytes = tarfile.REGTYPE, form: int = tarfile.PAX_FORMAT, **fields: Any) -> bytes:

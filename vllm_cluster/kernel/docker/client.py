@@ -235,26 +235,30 @@ class DockerApi:
         call = Call(what, "PUT", there, query, body=body, answer_seconds=CALL_SECONDS)
         self._calls.do(call, self._calls.after(FILE_SECONDS))
 
-    def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
+    def read_file(
+        self, container: str, place: str, limit: int = MAX_FILE, until: Deadline | None = None
+    ) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file.
 
-        What is replaced while Docker reads it is read again; a document that stays damaged is returned as it is.
+        What is replaced while Docker reads it is read again; a document that stays damaged is returned as it is. All
+        of that ends by `until`, and by the time that one file has.
 
         Raises:
             Unreadable: what Docker sends is not an archive, or would take too much memory as a document.
         """
+        until = until.sooner(FILE_SECONDS) if until else self._calls.after(FILE_SECONDS)
         for _ in range(MAX_READS - 1):
             with suppress(Unreadable):
-                content = self._read_file(container, place, limit)
+                content = self._read_file(container, place, limit, until)
                 if not (content and _is_cut(place, content)):
                     return content
-        return self._read_file(container, place, limit)
+        return self._read_file(container, place, limit, until)
 
-    def _read_file(self, container: str, place: str, limit: int) -> bytes | None:
+    def _read_file(self, container: str, place: str, limit: int, until: Deadline) -> bytes | None:
         for _ in range(MAX_SYMLINKS):
             call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
             try:
-                with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
+                with self._calls.stream(call, until) as reply:
                     data = reply.read(limit + BEGINNING)
                     with reply.reading():
                         found = _first(data, limit)
