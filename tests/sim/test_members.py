@@ -104,7 +104,7 @@ def breaks(calls: list[Call], fault: Fault) -> list[int]:
     return chosen
 
 
-# fault: kernel/apply/members.py: if followed := follow(kept[WANTED], operation.change, taken): → if followed := None:
+# fault: kernel/apply/moved_head.py: followed.content if followed else last.document → last.document
 @pytest.mark.slow
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("change", BROKEN_OFF)

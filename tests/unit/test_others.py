@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.serve_requests import placed
-from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.serving.others import change, the_model
-from vllm_cluster.wire.order import Order, Placement
+from vllm_cluster.serving.others import change, order_in_force, the_model
+from vllm_cluster.wire.order import Order, Placement, Taken
 
 TWO = {"gpu1": 2, "gpu2": 2}
 
@@ -60,6 +65,52 @@ def test_what_was_asked_for_meanwhile_on_other_gpus_is_not_stopped_for_its_numbe
     """Two people add a model each at once; the second one asks again, and gets another number."""
     with pytest.raises(PreflightFailed, match="a was asked for meanwhile; nothing was changed"):
         made(Head(A), replace(B, index=0))
+
+
+class Failing(Head):
+    """A head that serves something else in place of each of its requests, with a file that it sends so for each."""
+
+    def __init__(self, read: Any, *rows: Placement) -> None:
+        super().__init__(*rows)
+        self.clock, self._read = Clock(), read
+        self.connection = SimpleNamespace(runtime=SimpleNamespace(after=partial(Deadline.after, clock=self.clock)))
+
+    def state_if_running(self) -> Any:
+        rows = [SimpleNamespace(index=one.index, instead_of="x", request=7) for one in self.asked.deployments]
+        return SimpleNamespace(replicas=rows)
+
+    def read(self, _name: str, _most: int | None = None, until: Deadline | None = None) -> bytes:
+        return bytes(self._read(self.clock, until))
+
+
+def eight() -> list[Placement]:
+    """As many models, each on a host of its own."""
+    return [on(f"gpu{at + 1}", f"m{at}", at) for at in range(8)]
+
+
+# fault: serving/others.py: back.get(one.index) or one → one
+def test_what_is_served_in_place_of_a_request_that_failed_is_in_force() -> None:
+    back = json.dumps(Taken(7, back_to=A).document).encode()
+    found = order_in_force(cast(NodeHandle, Failing(lambda *_: back, replace(A, index=3, generation="failed"))))
+    assert found.deployments == (replace(A, index=3),)
+
+
+# fault: kernel/node/named_files.py: if self._left < 0: → if False:
+# fault: kernel/node/named_files.py: if not self._until.left(): → if False:
+# fault: serving/others.py: except ValueError as error: → except ZeroDivisionError as error:
+@pytest.mark.parametrize(
+    ("read", "why"),
+    [
+        (lambda _clock, _until: b"{}" + b" " * (3 << 20), "all that it keeps is more than 16.0 MB"),
+        (lambda clock, _until: clock.sleep(25) or b"{}", "all that it keeps cannot be read within 60 s"),
+        (lambda *_: json.dumps(Taken(7, back_to=A).document).encode(), "gives a GPU to two replicas"),
+    ],
+    ids=["large", "slow", "all on one GPU"],
+)
+def test_a_head_that_serves_anything_in_place_of_thousands_is_named(read: Any, why: str) -> None:
+    """With 150 files `stop` took 2.6 GB, and with 20 that took 100 s each 2,100 s before it asked."""
+    with pytest.raises(HostError, match=f"^gpu1: .*{why}"):
+        order_in_force(cast(NodeHandle, Failing(read, *eight())))
 
 
 def test_a_stop_ends_the_one_that_is_named_or_all() -> None:

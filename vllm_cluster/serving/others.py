@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.node.history import last_start
+from vllm_cluster.kernel.node.named_files import NamedFiles
 from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.consent import Served, Stops, served_on
 from vllm_cluster.serving.head import first_ready, replicas_served
-from vllm_cluster.wire.order import TAKEN, Order, Placement, of_replica, read_taken
+from vllm_cluster.wire.order import Order, Placement
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 
@@ -113,20 +113,22 @@ def _order_and_state(node: NodeHandle) -> tuple[Order, NodeState | None]:
         return Order(), None
     state = node.state_if_running() if order.deployments else None
     status = {one.index: one for one in state.replicas} if state else {}
-    rows = []
-    for one in order.deployments:
-        now = status.get(one.index)
-        back = _back(node, one) if now and now.instead_of and now.request == (one.asked or order.epoch) else None
-        rows.append(replace(back, index=one.index, asked=one.asked) if back else one)
-    return replace(order, deployments=tuple(rows)), state
+    numbers = {one.index: one.asked or order.epoch for one in order.deployments}
+    failed = [at for at, now in status.items() if now.instead_of and now.request == numbers.get(at)]
+    back = dict(_back(node, failed)) if failed else {}
+    rows = [replace(back.get(one.index) or one, index=one.index, asked=one.asked) for one in order.deployments]
+    try:
+        return replace(order, deployments=tuple(rows)), state
+    except ValueError as error:
+        text = f"what it serves in place of requests that failed {error}"
+        raise HostError(node.host, text, hint="vcluster explain") from None
 
 
-def _back(node: NodeHandle, placed: Placement) -> Placement | None:
-    """What is served in place of a request that failed."""
-    file = of_replica(TAKEN, placed.index)
-    with suppress(RefusedDocument):
-        return read_taken(node.read(file) or b"{}", f"{node.host}: {file}").back_to
-    return None
+def _back(node: NodeHandle, indexes: Iterable[int]) -> Iterator[tuple[int, Placement | None]]:
+    """What is served in place of a request that failed, of each of these replicas."""
+    files = NamedFiles(node)
+    for index in indexes:
+        yield index, files.taken(index).back_to
 
 
 def and_serve(node: NodeHandle, order: Order, wanted: tuple[Placement, ...], names: Mapping[str, str]) -> str:

@@ -15,12 +15,16 @@ Seconds = Annotated[float, between(-1e9, 1e9)]
 
 @dataclass(frozen=True)
 class AuditLine:
-    """A run of a verb: `time` by the clock of its laptop, `request` the number of what `serve` or `stop` asked for."""
+    """A run of a verb: `time` by the clock of its laptop, `request` the number of what `serve` or `stop` asked for.
+
+    `version` is that of its vcluster.
+    """
 
     time: Moment
     user: Line
     verb: Line
     operations: tuple[Line, ...]
+    version: Line = ""
     run: Line = ""
     request: Count = 0
     seconds: Seconds | None = None

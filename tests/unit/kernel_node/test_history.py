@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.clock import Clock
+from tests.support.serve_requests import placed
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import TimedOut
 from vllm_cluster.kernel.node.history import (
-    READY_SECONDS,
     known_requests,
     last_change,
     last_ready_request,
     read_history,
 )
+from vllm_cluster.kernel.node.named_files import ALL_SECONDS, MAX_ALL
 from vllm_cluster.wire.history import AuditLine
+from vllm_cluster.wire.order import READY, Ready, of_replica
 from vllm_cluster.wire.reading import convert
 
 RUN = {"time": 1.0, "user": "ann", "verb": "serve", "operations": ["serve org/model"], "request": 1}
@@ -172,27 +177,99 @@ def test_as_many_replicas_as_a_head_can_claim_take_no_time() -> None:
     assert time.process_time() - began < 1
 
 
-# fault: kernel/node/history.py: if not until.left(): → if False:
-def test_a_head_whose_order_names_thousands_of_replicas_is_not_asked_for_all() -> None:
-    clock, read = Clock(), list[str]()
+def named(read: Any, orders: int = 0) -> Any:
+    """A head whose order and results name this many replicas, each with a file that is read so."""
+    rows = tuple(SimpleNamespace(index=index) for index in range(orders))
+    ends = "\n".join(json.dumps({**END, "replica": index, "generation": "g"}) for index in range(1000)).encode()
+    clock = Clock()
+    return SimpleNamespace(
+        host="gpu1",
+        connection=SimpleNamespace(runtime=SimpleNamespace(after=partial(Deadline.after, clock=clock))),
+        order=lambda: SimpleNamespace(deployments=rows),
+        read=lambda name, _most=0, until=None: ends if name.startswith("results") else read(clock, name, until),
+    )
 
-    def slow(name: str, _limit: int = 0) -> bytes:
+
+# fault: kernel/node/named_files.py: if not self._until.left(): → if False:
+def test_a_head_whose_order_names_thousands_of_replicas_is_not_asked_for_all() -> None:
+    read = list[str]()
+
+    def slow(clock: Clock, name: str, _until: Any) -> bytes:
         read.append(name)
         clock.sleep(20)
         return b"{}"
 
-    rows = tuple(SimpleNamespace(index=index) for index in range(4096))
-    runtime = SimpleNamespace(after=lambda seconds: Deadline.after(seconds, clock))
-    head: Any = SimpleNamespace(
-        host="gpu1",
-        connection=SimpleNamespace(runtime=runtime),
-        order=lambda: SimpleNamespace(deployments=rows),
-        read=slow,
-    )
-    assert list(known_requests(head)) == list(rows)
-    assert len(read) == READY_SECONDS / 20
+    head = named(slow, 4096)
+    assert [one.index for one in known_requests(head)] == [*range(4096)]
+    assert len(read) == ALL_SECONDS / 20
     read.clear()
-    ends = "\n".join(json.dumps({**END, "replica": index, "generation": "g"}) for index in range(1000))
-    head.read = lambda name, limit=0: ends.encode() if name.startswith("results") else slow(name, limit)
     assert last_ready_request(head, ()) is None
-    assert len(read) == READY_SECONDS / 20
+    assert len(read) == ALL_SECONDS / 20
+
+
+# fault: kernel/node/named_files.py: self._node.read(file, limit, self._until) → self._node.read(file, limit)
+# fault: kernel/node/named_files.py: except TimedOut as error: → except ZeroDivisionError as error:
+def test_the_last_file_of_a_head_has_what_is_left_for_all() -> None:
+    """One file alone took 440 s where all had 60."""
+    ends = list[float]()
+
+    def slow(clock: Clock, _name: str, until: Deadline | None) -> bytes:
+        left = until.left() if until else 480.0
+        clock.sleep(min(50, left))
+        ends.append(clock.now)
+        if left < 50:
+            raise TimedOut("gpu1", "no answer")
+        return b"{}"
+
+    assert last_ready_request(named(slow), ()) is None
+    assert ends == [50, ALL_SECONDS]
+
+
+def ready_file(index: int, words: int) -> bytes:
+    """What was ready of a replica, with so many flags that differ."""
+    request = placed({"gpu1": 2}, 2, 1)
+    large = replace(request.deployment, flags=tuple(f"--{word:x}" for word in range(words)))
+    named = replace(request, generation=f"g{index}", index=index, deployment=large)
+    return json.dumps(Ready((named,)).document).encode()
+
+
+# fault: kernel/node/named_files.py: if self._left < 0: → if False:
+def test_the_files_of_all_replicas_of_a_head_have_one_limit() -> None:
+    read = list[str]()
+
+    def large(_clock: Clock, name: str, _until: Any) -> bytes:
+        read.append(name)
+        return bytes(3 << 20)
+
+    assert last_ready_request(named(large), ()) is None
+    assert len(read) == MAX_ALL // (3 << 20) + 1
+
+
+# fault: kernel/node/history.py: for index, ready in _ready_of(node, of_one): → for index, ready in list(_ready_of(node, of_one)):
+def test_of_what_a_head_keeps_of_its_replicas_one_file_is_held_at_once() -> None:
+    """320 files of 3 MiB took 5.5 GB."""
+    content = ready_file(0, 10_000)
+    peaks = list[int]()
+    for several in (2, 12):
+        left = iter([content] * several)
+        head = named(lambda _clock, _name, _until, left=left: next(left, b""))
+        tracemalloc.start()
+        try:
+            assert last_ready_request(head, ()) is None
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+# fault: kernel/node/history.py: if one and at < last: → if one:
+def test_the_newest_request_that_is_kept_is_the_last_one() -> None:
+    lines = [{**END, "request": at + 1, "replica": at % 3, "generation": f"g{at % 3}"} for at in range(5)]
+    files = {"results.jsonl": "\n".join(map(json.dumps, lines)).encode()}
+    files |= {of_replica(READY, index): ready_file(index, 1) for index in (0, 2)}
+    head = named(lambda _clock, name, _until: files.get(name))
+    head.read = lambda name, _most=0, _until=None: files.get(name)
+    found = last_ready_request(head, ())
+    assert found and (found[0], found[1].generation) == (4, "g0")
+    found = last_ready_request(head, {"g0"})
+    assert found and (found[0], found[1].generation) == (3, "g2")

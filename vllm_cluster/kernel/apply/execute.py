@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_cluster.kernel.apply.barrier import await_gpus, await_head, ensure_same_image, members_at
-from vllm_cluster.kernel.apply.members import move_head, record_members
+from vllm_cluster.kernel.apply.members import record_members
+from vllm_cluster.kernel.apply.moved_head import move_head
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.docker.tar_stream import TarStream
@@ -203,7 +204,8 @@ class PlanExecution:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
         _, image = self._names(connection, spec)
-        move_head(self.fleet.connections[operation.source].docker, connection, spec, image, operation)
+        source = NodeHandle(self.fleet.connections[operation.source], self.plan.cluster)
+        move_head(source, connection, spec, image, operation)
 
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
         docker = connection.docker

@@ -1,14 +1,12 @@
-"""Looks at the members of a cluster beyond the inventory, and carries what the head keeps to another host."""
+"""Looks at the members of a cluster beyond the inventory, and writes what the head shall remember of them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.docker.client import DockerApi
-from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -19,9 +17,8 @@ from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.secret_files import read_kept
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.diff import remove_member
-from vllm_cluster.kernel.plan.followed import Followed, carried, follow, further_replicas
-from vllm_cluster.kernel.plan.history import AUDIT_FILE
-from vllm_cluster.kernel.plan.identity import authority, node_of, owner_of
+from vllm_cluster.kernel.plan.followed import Followed, follow
+from vllm_cluster.kernel.plan.identity import authority, node_of
 from vllm_cluster.kernel.plan.kept import Holder, find_holders, holders_on
 from vllm_cluster.kernel.plan.members import (
     NONE_NAMED,
@@ -35,15 +32,11 @@ from vllm_cluster.kernel.plan.members import (
     recorded,
 )
 from vllm_cluster.kernel.plan.placement import Cluster
-from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
-from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ID, ContainerSpec, Mount, node_name
+from vllm_cluster.kernel.plan.plan import RecordMembers
+from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ID, ContainerSpec, node_name
 from vllm_cluster.kernel.shell_line import Option, command_line
-from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED, of_replica
+from vllm_cluster.wire.order import TAKEN, WANTED
 from vllm_cluster.wire.parts import RECORD_FILE
-
-# What a head keeps beside its members: what to serve, what was ready, and the history.
-_HISTORY = (RESULTS, AUDIT_FILE)
-KEPT = (WANTED, READY, *_HISTORY, *(f"{name}.1" for name in _HISTORY))
 
 
 def look_at_members(
@@ -266,33 +259,6 @@ def look_by_hand(cluster: str, on: str = "") -> str:
 
 def _label(key: str, value: str) -> Option:
     return Option(f"--filter=label={key}={value}")
-
-
-def move_head(source: DockerApi, target: HostConnection, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
-    """Copy what the head keeps from one host to another, whose node is not the head yet."""
-
-    def read(name: str) -> bytes | None:
-        return source.read_file(spec.name, f"{STATE_FOLDER}/{name}")
-
-    kept = {name: read(name) for name in KEPT}
-    further = further_replicas(kept[WANTED])
-    kept |= {name: read(name) for name in (of_replica(READY, index) for index in further)}
-    # Always one: what an earlier head left there must not be served again.
-    found = {**FRESH, **{name: content for name, content in kept.items() if content is not None}}
-    taken = read(TAKEN)
-    found[TAKEN] = json.dumps(carried(taken).document).encode()
-    for name in (of_replica(TAKEN, index) for index in further):
-        found[name] = json.dumps(carried(read(name)).document).encode()
-    if followed := follow(kept[WANTED], operation.change, taken):
-        found[WANTED] = followed.content
-    # Last: with it the change is done, and is not looked for again.
-    found[RECORD_FILE] = operation.record.document.encode()
-    owner = owner_of(spec)
-    target.docker.volumes.create(spec.state_volume, owner.labels)
-    body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
-    with target.temporary.door(spec.cluster, body) as door:
-        files = {name: (content, 0o600) for name, content in found.items()}
-        target.docker.put_files(door, STATE_FOLDER, files, folders=[of_replica("", index) for index in further])
 
 
 def record_members(connection: HostConnection, operation: RecordMembers, emit: Emit) -> None:

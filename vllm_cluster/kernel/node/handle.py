@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.checks.docker import warn_of_foreign
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.client import MAX_FILE
 from vllm_cluster.kernel.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -131,11 +133,10 @@ class NodeHandle:
             hint="vcluster explain\nvcluster up",
         )
 
-    def read(self, file: str, limit: int | None = None) -> bytes | None:
+    def read(self, file: str, limit: int | None = None, until: Deadline | None = None) -> bytes | None:
         """A file of the state volume; None where it is not there."""
-        path = f"{STATE_FOLDER}/{file}"
-        docker = self.connection.docker
-        return docker.read_file(self.name, path) if limit is None else docker.read_file(self.name, path, limit)
+        most = MAX_FILE if limit is None else limit
+        return self.connection.docker.read_file(self.name, f"{STATE_FOLDER}/{file}", most, until)
 
     def read_end(self, file: str, limit: int, kept: int) -> bytes | None:
         """The end of what the first `limit` bytes of a file of the state volume are; None where it is not there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from typing import TypeVar
@@ -17,16 +17,17 @@ from vllm_cluster.kernel.hosts.program import python
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.named_files import NamedFiles, Spent
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.history import AUDIT_FILE, RESTARTER, Entry
 from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.history import AuditLine, ResultLine
-from vllm_cluster.wire.order import READY, RESULTS, Deployment, Order, Placement, of_replica, read_ready
+from vllm_cluster.wire.order import RESULTS, Deployment, Order, Placement
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
-APPEND_SECONDS, READY_SECONDS = 10.0, 60.0
+APPEND_SECONDS = 10.0
 # A file that is full, with 1 MiB, becomes another one; and the longest line, of 256 hosts. An honest line has 128 bytes
 # and ten values: of 3 MiB in shorter ones the history took 165 MB and 23 s.
 MAX_FILE, MAX_LINES, MAX_VALUES = (1 << 20) + (256 << 10), 8192, 100_000
@@ -127,11 +128,7 @@ def restarts(node: NodeHandle, request_numbers: Collection[int]) -> list[Entry]:
 
 def ready_requests(node: NodeHandle, index: int = 0) -> tuple[Placement, ...]:
     """What was ready in the place of a replica, the newest last; nothing where that cannot be read."""
-    file = of_replica(READY, index)
-    try:
-        return read_ready(node.read(file) or b"", f"{node.host}: {file}").requests
-    except RefusedDocument:
-        return ()
+    return NamedFiles(node).ready(index)
 
 
 def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, ResultLine | None]:
@@ -148,13 +145,18 @@ def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, Resu
 def last_ready_request(node: NodeHandle, served: Collection[str]) -> tuple[int, Placement] | None:
     """The last request that was ready and is kept still, with its number, but for those that are `served` now."""
     lines = [line for line in _lines(ResultLine, node, RESULTS) if line.result == "ready"]
-    lines = [line for line in reversed(lines) if line.generation not in served]
-    kept = dict(_ready_of(node, (line.replica for line in lines)))
-    for line in lines:
-        for one in kept.get(line.replica, ()):
-            if (one.generation, one.deployment.replicas) == (line.generation, line.replicas):
-                return line.request, one
-    return None
+    newest = [line for line in reversed(lines) if line.generation not in served]
+    of_one: dict[int, list[int]] = {}  # where a replica's lines are
+    for at, line in enumerate(newest):
+        of_one.setdefault(line.replica, []).append(at)
+    last, found = len(newest), None
+    for index, ready in _ready_of(node, of_one):
+        kept = {(one.generation, one.deployment.replicas): one for one in ready}
+        for at in of_one[index]:
+            one = kept.get((newest[at].generation, newest[at].replicas))
+            if one and at < last:
+                last, found = at, (newest[at].request, one)
+    return found
 
 
 def last_start(node: NodeHandle, deployment: Deployment) -> float | None:
@@ -178,12 +180,11 @@ def known_requests(node: NodeHandle) -> Iterator[Placement]:
 
 
 def _ready_of(node: NodeHandle, indexes: Iterable[int]) -> Iterator[tuple[int, tuple[Placement, ...]]]:
-    """What was ready of each of these replicas: a head may name thousands, and take its time for each."""
-    until = node.connection.runtime.after(READY_SECONDS)
-    for index in dict.fromkeys(indexes):
-        if not until.left():
-            return
-        yield index, ready_requests(node, index)
+    """What was ready of each of these replicas, as far as all of them are small and quick enough."""
+    files = NamedFiles(node)
+    with suppress(Spent):
+        for index in dict.fromkeys(indexes):
+            yield index, files.ready(index)
 
 
 def command_of(
@@ -215,8 +216,12 @@ def _lines(kind: type[T], node: NodeHandle, name: str) -> Iterator[T]:
 
 
 def _rows(node: NodeHandle, name: str) -> list[bytes]:
+    return _last_rows(node.read(name, MAX_FILE))
+
+
+def _last_rows(raw: bytes | None) -> list[bytes]:
     """The last lines of a file, as many as it may have."""
-    rows = (node.read(name, MAX_FILE) or b"").rstrip(b"\n").rsplit(b"\n", MAX_LINES)[-MAX_LINES:]
+    rows = (raw or b"").rstrip(b"\n").rsplit(b"\n", MAX_LINES)[-MAX_LINES:]
     values = accumulate(row.count(b",") + 1 for row in reversed(rows))
     kept = sum(number <= MAX_VALUES for number in values)
     return rows[len(rows) - kept :]
@@ -226,6 +231,12 @@ def _read(kind: type[T], rows: Sequence[bytes], sender: str) -> Iterator[T]:
     for row in rows:
         with suppress(RefusedDocument):
             yield read(kind, row, sender)
+
+
+def written_again(kind: type[AuditLine | ResultLine], raw: bytes | None, sender: str) -> bytes:
+    """The lines of a file that can be read, each with nothing beside what was read of it."""
+    lines = _read(kind, _last_rows(raw), sender)
+    return b"".join(json.dumps(asdict(line), ensure_ascii=False).encode() + b"\n" for line in lines)
 
 
 def _of_head(number: int, lines: Sequence[ResultLine]) -> Entry:

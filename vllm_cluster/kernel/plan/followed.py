@@ -39,11 +39,7 @@ def follow(raw: bytes | None, cluster: Cluster, taken: bytes | None = None) -> F
     without end.
     """
     known = _taken(taken)
-    try:
-        order = read_order(raw) if raw is not None else Order()
-    except RefusedDocument:
-        # The head still has what it took where a power cut broke the file.
-        order = Order(known.number, deployments=(known.asked,) if known.asked else ())
+    order = asked_last(raw, taken)
     asked = order.wanted
     if asked is None:
         return None
@@ -99,13 +95,14 @@ def _called(placed: Placement) -> str:
     return name if placed.deployment.replicas == 1 else f"replica {placed.index} of {name}"
 
 
-def further_replicas(wanted: bytes | None) -> tuple[int, ...]:
-    """The numbers of the replicas beside the first of an order, each of which has files of its own."""
+def asked_last(raw: bytes | None, taken: bytes | None) -> Order:
+    """What was asked for last; where that cannot be read, what the head took."""
     try:
-        rows = read_order(wanted).deployments if wanted is not None else ()
+        return read_order(raw) if raw is not None else Order()
     except RefusedDocument:
-        return ()
-    return tuple(one.index for one in rows if one.index)
+        # The head still has what it took where a power cut broke the file.
+        known = _taken(taken)
+        return Order(known.number, deployments=(known.asked,) if known.asked else ())
 
 
 def carried(taken: bytes | None) -> Taken:
