@@ -32,7 +32,14 @@ ENGINE = world.host(1).docker
 BY_CDI = replace(ENGINE, version="28.2.0", cdi_enabled=True, cdi_specs=("nvidia.com/gpu",))
 GPUS = world.host(2).gpus
 ETH1 = world.host(2).nics[1]
+# Of two hosts that differ in these none is the odd one: both are named.
+EITHER = ("mtu-differs", "gpus-differ", "driver-differs", "revision-differs", "hcas-differ")
 TWIN = replace(ETH1, name="eth2", addresses=("10.0.0.99/24",))
+
+
+def named(code: str) -> list[str]:
+    """The hosts that have a finding where the second of two is odd."""
+    return ["gpu1", "gpu2"] if code in EITHER else ["gpu2"]
 
 
 def hosts(both: dict[str, Any] | None = None, **odd: Any) -> dict[str, HostFacts]:
@@ -87,8 +94,8 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
 def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
     facts = hosts(**odd)
     for found in (preflight(world.inventory(), facts), check_all(world.inventory(), facts)):
-        assert [(one.code, one.host, one.error) for one in found] == [(code, "gpu2", error)]
-        assert found[0].fix
+        assert [(one.code, one.host, one.error) for one in found] == [(code, name, error) for name in named(code)]
+        assert all(one.fix for one in found)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,8 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
 )  # fmt: skip
 def test_only_a_longer_look_finds_it(odd: dict[str, Any], code: str, error: bool) -> None:
     facts = hosts(**odd)
-    assert [(one.code, one.host, one.error) for one in check_all(world.inventory(), facts)] == [(code, "gpu2", error)]
+    found = check_all(world.inventory(), facts)
+    assert [(one.code, one.host, one.error) for one in found] == [(code, name, error) for name in named(code)]
     assert preflight(world.inventory(), facts) == ()
 
 
@@ -172,7 +180,9 @@ RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs_enabled"
 )  # fmt: skip
 def test_rdma(odd: dict[str, Any], codes: list[str]) -> None:
     found = check_all(world.inventory(), hosts(RDMA, **odd))
-    assert sorted((one.code, one.host) for one in found) == [(code, "gpu2") for code in codes]
+    assert sorted((one.code, one.host) for one in found) == sorted(
+        (code, name) for code in codes for name in named(code)
+    )
 
 
 def test_a_folder_of_devices_does_not_count_as_an_adapter() -> None:
@@ -263,6 +273,29 @@ def test_drivers_that_differ_name_the_odd_one() -> None:
         True,
         True,
     )
+
+
+# fault: kernel/checks/finding.py: if second == most: → if False:
+def test_of_two_hosts_that_differ_no_setting_of_one_is_printed_for_the_other() -> None:
+    """The head shows 68, and a line to paste would set that on the other, which then answers nobody."""
+    small = hosts()
+    small["gpu1"] = replace(small["gpu1"], nics=(world.host(1).nics[0], replace(world.host(1).nics[1], mtu=68)))
+    for facts in (small, hosts(nics=nic(mtu=9000)), hosts(revisions={"meta--llama": "9999"})):
+        found = check_all(world.inventory(), facts)
+        assert [one.host for one in found] == ["gpu1", "gpu2"]
+        assert all("that of gpu" in one.message for one in found)
+        assert not any("mtu 68" in one.fix or "mtu 9000" in one.fix or "--revision" in one.fix for one in found)
+
+
+# fault: kernel/checks/network.py: if common and int(common) >= LEAST_MTU: → if common:
+def test_no_line_sets_an_mtu_that_cuts_a_host_off() -> None:
+    facts = {
+        f"gpu{n}": replace(world.host(n), nics=(world.host(n).nics[0], replace(world.host(n).nics[1], mtu=size)))
+        for n, size in ((1, 68), (2, 1500), (3, 68))
+    }
+    (found,) = check_all(world.inventory(3), facts)
+    assert (found.host, "is 1500, that of other hosts 68" in found.message) == ("gpu2", True)
+    assert "sudo" not in found.fix
 
 
 # fault: kernel/checks/image.py: inventory.image, on=host.name) → inventory.image)

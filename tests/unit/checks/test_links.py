@@ -94,6 +94,45 @@ def test_equal_failures_are_one_finding(pairs: list[tuple[str, str]], host: str,
         assert found.host == host
 
 
+# fault: kernel/checks/links.py: if not peer.network or peer.network != own.network: → if False:
+# fault: kernel/checks/links.py: if network.prefixlen >= WIDEST[network.version] → if True
+@pytest.mark.parametrize(
+    ("networks", "sources"),
+    [
+        # One host shows the whole internet, and drops what comes.
+        (("10.0.0.0/24", "0.0.0.0/0"), {"10.0.0.1", "10.0.0.2"}),
+        (("10.0.0.0/8", "10.0.0.0/8"), {"10.0.0.1", "10.0.0.2"}),
+        (("10.0.0.0/24", ""), {"10.0.0.1", "10.0.0.2"}),
+        (("10.0.0.0/16", "10.0.0.0/16"), {"10.0.0.0/16"}),
+    ],
+)
+def test_a_firewall_lets_in_what_no_single_host_chooses(networks: tuple[str, str], sources: set[str]) -> None:
+    pairs = [("gpu1", "gpu2"), ("gpu2", "gpu1")]
+    places = {f"gpu{n}": HostAddress(f"10.0.0.{n}", "eth1", network) for n, network in enumerate(networks, 1)}
+    (found,) = link_findings(seen(2, {pair: down(*pair) for pair in pairs}), places)
+    lines = found.fix.splitlines()[:-1]
+    assert {line.split(" from ")[1] for line in lines if "ufw allow" in line} == sources
+    assert {line.split(" -s ")[1].split()[0] for line in lines if "iptables" in line} == sources
+
+
+def test_a_firewall_lets_in_each_peer_of_a_host_whose_network_others_do_not_show() -> None:
+    wide = {**PLACES, "gpu3": HostAddress("10.0.0.3", "eth1", "::/0")}
+    broken = {pair: down(*pair) for pair in permutations(["gpu1", "gpu2", "gpu3"], 2) if pair[1] == "gpu3"}
+    (found,) = link_findings(seen(3, broken), wide)
+    lines = [line for line in found.fix.splitlines() if "allow" in line]
+    assert lines == [f"on gpu3: sudo ufw allow from 10.0.0.{n}" for n in (1, 2)]
+    (found,) = link_findings(seen(3, broken), PLACES)
+    assert [line for line in found.fix.splitlines() if "allow" in line] == ["on gpu3: sudo ufw allow from 10.0.0.0/24"]
+
+
+# fault: kernel/checks/links.py: if until >= LEAST_MTU: → if True:
+@pytest.mark.parametrize("passes", [1, 68, 576, 1279])
+def test_no_mtu_that_cuts_a_host_off_is_set(passes: int) -> None:
+    (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "passes": passes}}), PLACES)
+    assert f"packets of {passes} bytes arrive" in found.message
+    assert "sudo" not in found.fix
+
+
 # fault: kernel/checks/links.py: if each.block == "hangs" or (small and each.block == "ok"): → if small and each.block == "ok":
 def test_lost_large_packets_are_distinct_from_a_closed_port() -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)

@@ -224,3 +224,36 @@ def test_unknown_peers_get_no_answer(two: tuple[Probe, Probe]) -> None:
             stranger.sendall(words)
             with suppress(ConnectionResetError):
                 assert stranger.recv(100) == b""
+
+
+@contextmanager
+def answering(size: bytes) -> Iterator[int]:
+    """A peer's port for datagrams, which gives each packet the same size."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.2", 0))
+        udp.settimeout(30)
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    data, sender = udp.recvfrom(65535)
+                    if data == b"end":
+                        return
+                    udp.sendto(b"word " + size, sender)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield udp.getsockname()[1]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ender:
+            ender.sendto(b"end", udp.getsockname())
+        thread.join(5)
+
+
+# fault: kernel/links/on_host/link_test.py: sent.get(size, 0) if → int(size) + headers if
+@pytest.mark.parametrize("size", [b"40", b"-27", b"9" * 100])
+def test_a_peer_s_word_of_a_size_that_was_not_sent_does_not_count(two: tuple[Probe, Probe], size: bytes) -> None:
+    """The row is this host's own, and its remedy too: the peer would choose the MTU, or have the row refused."""
+    with answering(size) as udp:
+        two[0].send({"two": two[1].peer(udp=udp)})
+        row = two[0].update()
+    assert (row["block"], row["passes"]) == ("ok", None)

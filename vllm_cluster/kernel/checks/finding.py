@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.spec import node_name
-from vllm_cluster.kernel.text import by_hosts
+from vllm_cluster.kernel.text import and_more, by_hosts
 
 Severity = Literal["error", "warning"]
+# IPv6 needs as much; no line to paste sets less, which cuts a host off.
+LEAST_MTU = 1280
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,28 @@ def has_node(inventory: Inventory, facts: HostFacts, *states: str) -> bool:
     return any(container.name == name and container.state in states for container in facts.containers)
 
 
-def outliers(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Each host whose value is not the most frequent one: the host, its value, and the frequent value."""
-    held = list(values.values())
-    common = max(held, key=held.count, default="")
-    return ((name, value, common) for name, value in values.items() if value != common)
+class Outlier(NamedTuple):
+    """A host whose value differs, and what others have: `common` is the most frequent one, empty where none is."""
+
+    host: str
+    value: str
+    common: str
+    others: str
+
+
+def outliers(values: Mapping[str, str]) -> Iterator[Outlier]:
+    """Each host whose value is not the most frequent one; each host where two values are as frequent.
+
+    Of two hosts that differ none is the one to change: what either shows must not become a setting of the other.
+    """
+    groups = by_hosts((value, host) for host, value in values.items())
+    (common, most), (_, second) = [*Counter(values.values()).most_common(2), ("", 0), ("", 0)][:2]
+    if second == most:
+        common = ""
+    for name, value in values.items():
+        if value != common:
+            rest = [f"{hosts} {other}" for other, hosts in groups.items() if other != value]
+            yield Outlier(name, value, common, f"other hosts {common}" if common else and_more(rest))
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

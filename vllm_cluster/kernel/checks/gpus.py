@@ -166,14 +166,15 @@ def same_gpus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[
     if inventory.accelerator != "nvidia":
         return
     kinds = {name: ", ".join(sorted({gpu.name for gpu in host.gpus})) for name, host in facts.items() if host.gpus}
-    for name, kind, common in outliers(kinds):
-        text = f"its GPUs are {kind}, those of other hosts {common}"
+    for name, kind, _, others in outliers(kinds):
+        text = f"its GPUs are {kind}, those of {others}"
         fix = "one cluster for each kind: the GPU with the least memory and speed bounds all"
         yield Finding("gpus-differ", name, text, fix, severity="warning")
     drivers = {name: host.gpus[0].driver for name, host in facts.items() if host.gpus and host.gpus[0].driver}
-    for name, driver, common in outliers(drivers):
-        text = f"its driver is {driver}, that of other hosts {common}"
-        yield Finding("driver-differs", name, text, f"on {name}: install driver {common}", severity="warning")
+    for name, driver, common, others in outliers(drivers):
+        text = f"its driver is {driver}, that of {others}"
+        fix = f"on {name}: install driver {common}" if common else "install one driver on all hosts"
+        yield Finding("driver-differs", name, text, fix, severity="warning")
 
 
 @each_host

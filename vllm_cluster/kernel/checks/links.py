@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal
 
 from vllm_cluster.kernel.backends import joining
-from vllm_cluster.kernel.checks.finding import Finding
+from vllm_cluster.kernel.checks.finding import LEAST_MTU, Finding
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import plural
@@ -17,6 +17,8 @@ from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import Address, Count, between, shaped
 
 EPHEMERAL = "ephemeral"
+# The widest network that a line for a firewall names, by the version of IP.
+WIDEST = {4: 16, 6: 48}
 # How a port failed: the finding's code and message.
 Failed = Literal["silent", "refused", "unreachable", "mute", "foreign"]
 _FAILED: Mapping[str, tuple[str, str]] = {
@@ -191,21 +193,31 @@ def _closed(
         fix += f"; then check the firewall of {target}"
     else:
         several = len({one for _, one in group.pairs}) > 1 and host == target
-        fix = _open(
-            "both hosts" if len(group.pairs) == 2 and several else "every host" if several else host, places[host]
-        )
+        where = "both hosts" if len(group.pairs) == 2 and several else "every host" if several else host
+        ends = [(a, b) for pair in group.pairs for a, b in (pair, pair[::-1]) if several or b == host]
+        fix = _open(where, dict.fromkeys(_let_in(places[peer], places[own]) for peer, own in ends))
     return Finding(code, host, text, fix)
 
 
-def _open(where: str, place: HostAddress) -> str:
-    network = place.network or place.address
-    tool = "ip6tables" if ":" in network else "iptables"
-    rule = command_line("sudo", tool, Option("-I"), "INPUT", Option("-s"), network, Option("-j"), "ACCEPT")
-    return (
-        f"{command_line('sudo', 'ufw', 'allow', 'from', network, on=where)}\n"
-        f"on {where}, without ufw: {rule}\n"
-        "in a cloud: let the hosts' security group reach itself on every port"
-    )
+def _let_in(peer: HostAddress, own: HostAddress) -> str:
+    """What a host lets in, so that a peer reaches it: the network that both are in by the word of each, or the peer.
+
+    What one host alone shows of its network may be the whole internet, and behind these ports is pickle.
+    """
+    if not peer.network or peer.network != own.network:
+        return peer.address
+    network = ip_network(peer.network)
+    return peer.network if network.prefixlen >= WIDEST[network.version] else peer.address
+
+
+def _open(where: str, sources: Iterable[str]) -> str:
+    lines = []
+    for source in sources:
+        tool = "ip6tables" if ":" in source else "iptables"
+        rule = command_line("sudo", tool, Option("-I"), "INPUT", Option("-s"), source, Option("-j"), "ACCEPT")
+        allow = command_line("sudo", "ufw", "allow", "from", source, on=where)
+        lines += [allow, f"on {where}, without ufw: {rule}"]
+    return "\n".join([*lines, "in a cloud: let the hosts' security group reach itself on every port"])
 
 
 def _listed(ports: frozenset[str]) -> str:
@@ -220,10 +232,11 @@ def _cut(
     source, _ = group.pairs[0]
     less = passes if passes and mtu and passes < mtu else None
     size = f"packets of {less} bytes arrive, of {mtu} do not" if less else f"its interface's MTU is {mtu or 'unknown'}"
-    fix = "one MTU on all hosts and on the switches between them; until then "
-    fix += command_line(
-        *["sudo", "ip", "link", "set", "dev"], places[source].interface, "mtu", str(less or 1400), on=source
-    )
+    fix = "one MTU on all hosts and on the switches between them"
+    until = less or 1400
+    if until >= LEAST_MTU:
+        set_to = ("sudo", "ip", "link", "set", "dev", places[source].interface, "mtu", str(until))
+        fix += f"; until then {command_line(*set_to, on=source)}"
     if block == "hangs":
         return Finding("link-mtu", source, f"{group.where}: small messages pass, large ones hang: {size}", fix)
     text = f"{group.where}: {size}; TCP tolerates this, RDMA does not"

@@ -84,11 +84,13 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
             yield Finding("model-absent", name, text, fix, severity="warning")
     for model in models:
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
-        for name, commit, common in outliers(commits):
+        for name, commit, common, others in outliers(commits):
             repository = model.replace("--", "/")
-            text = f"{repository} is at {commit[:12]}, on other hosts at {common[:12]}"
-            same = command_line("vcluster", "serve", repository, Option("--"), Option(f"--revision={common}"))
-            fix = f"{command_line('vcluster', 'pull', repository)}\nor {same}"
+            text = f"{repository} is at {commit[:12]}, that of {others}"
+            fix = command_line("vcluster", "pull", repository)
+            if common:
+                same = command_line("vcluster", "serve", repository, Option("--"), Option(f"--revision={common}"))
+                fix += f"\nor {same}"
             yield Finding("revision-differs", name, text, fix, severity="warning")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 
 from vllm_cluster.kernel.backends import joining
-from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node, outliers
+from vllm_cluster.kernel.checks.finding import LEAST_MTU, Finding, each_host, has_node, outliers
 from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.desired import choose_interface, hcas
@@ -87,12 +87,15 @@ def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Interfaces whose packets are not of one size."""
     nics = {name: _nic(host, facts[name]) for name, host in inventory.hosts.items() if name in facts}
-    for name, size, common in outliers({name: str(nic.mtu) for name, nic in nics.items() if nic and nic.mtu}):
+    for name, size, common, others in outliers({name: str(nic.mtu) for name, nic in nics.items() if nic and nic.mtu}):
         nic = nics[name]
         device = nic.name if nic else ""
-        text = f"the MTU of {device} is {size}, that of other hosts {common}"
-        fix = command_line("sudo", "ip", "link", "set", device, "mtu", common, on=name)
-        fix += ", for good in its configuration"
+        text = f"the MTU of {device} is {size}, that of {others}"
+        if common and int(common) >= LEAST_MTU:
+            fix = command_line("sudo", "ip", "link", "set", device, "mtu", common, on=name)
+            fix += ", for good in its configuration"
+        else:
+            fix = "find out which of them is right, and set that one on all hosts, for good in their configuration"
         yield Finding("mtu-differs", name, text, fix, severity="warning")
 
 

@@ -65,8 +65,8 @@ def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Find
         used = hcas(inventory.hosts[name], facts[name])
         words = sorted({f"{hca.link_layer} at {hca.rate}" for hca in used})
         kinds[name] = f"{len(used)} ({', '.join(words)})" if used else "none"
-    for name, kind, common in outliers(kinds):
-        text = f"ACTIVE HCAs: {kind}; on other hosts: {common}"
+    for name, kind, _, others in outliers(kinds):
+        text = f"ACTIVE HCAs: {kind}; those of {others}"
         fix = f"on {name}: ibstat; or name the same kind everywhere with hosts.{name}.hcas"
         yield Finding("hcas-differ", name, text, fix, severity="warning")
 

@@ -176,6 +176,8 @@ class LinkTester:
     async def _sizes(self, address: str, port: int) -> tuple[int | None, int | None]:
         """The largest packet that our interface would send, and the largest that arrived unfragmented."""
         loop, headers, arrived = asyncio.get_running_loop(), HEADERS[self.family], {0}
+        # What is sent here, by the size that the peer writes of it: no other word of it counts.
+        sent = dict[str, int]()
         with self._socket() as udp:
             try:
                 udp.setsockopt(*MTU_DISCOVER[self.family], PROBE)
@@ -187,7 +189,7 @@ class LinkTester:
             def receive() -> None:
                 with contextlib.suppress(OSError, ValueError):
                     run, size = udp.recv(128).decode().split()
-                    arrived.add(int(size) + headers if run == self.run else 0)
+                    arrived.add(sent.get(size, 0) if run == self.run else 0)
 
             loop.add_reader(udp.fileno(), receive)
             try:
@@ -195,7 +197,7 @@ class LinkTester:
                     await asyncio.sleep(random.uniform(0, seconds / 2) if round_ else 0)  # noqa: S311
                     for size in (SMALL, *(s for s in PACKET_SIZES if s < mtu and round_), mtu):
                         with contextlib.suppress(OSError):
-                            udp.send(self.run.encode().ljust(size - headers, b"."))
+                            sent[str(udp.send(self.run.encode().ljust(size - headers, b".")))] = size
                     end = time.monotonic() + seconds
                     while mtu not in arrived and time.monotonic() < end:
                         await asyncio.sleep(0.01)
