@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,10 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
 from vllm_cluster.features.batch.on_head.progress import Progress
+from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import Aborted, PreflightFailed, TimedOut, UsageError, VclusterError
+from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.serving.cluster import moved_cache
@@ -428,6 +433,54 @@ def test_a_head_that_shows_something_else_at_each_look_ends_the_verb() -> None:
             consent.ask(Stops(unknown=f"model {number}"))
             assert number < 99
     assert next(asked) == MAX_LOOKS + 1
+
+
+def test_a_host_that_shows_another_pull_at_each_look_is_named() -> None:
+    consent = Consent(lambda _: True, "lab")
+    with pytest.raises(PreflightFailed, match=r"gpu2: its pull was org/m7, then org/m8$"):
+        for number in range(99):
+            consent.ask(Stops(pulls={"gpu2": f"org/m{number}", "gpu3": "org/m"}))
+
+
+def changing_worker(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """From now on this host shows its containers under another id each time."""
+    number, listed = itertools.count(), DockerApi.containers
+
+    def show(self: DockerApi, *words: Any, **more: Any) -> list[Container]:
+        found = listed(self, *words, **more)
+        mine = self._calls.host == host
+        return [replace(one, id=f"{next(number):064x}") for one in found] if mine else found
+
+    monkeypatch.setattr(DockerApi, "containers", show)
+
+
+# fault: serving/changing.py: if before.get(host) != now.get(host): → if False:
+# fault: kernel/hosts/connection.py: if self.runtime.clock.monotonic() - began > SLOW_SECONDS: → if False:
+def test_a_worker_that_is_another_at_each_look_is_named_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is silent about its cache too: 18 looks of 30 s each, 8 of them with the lease, and no host in the refusal."""
+    looks = []
+
+    def slow(_inventory: Inventory, connection: HostConnection, seconds: float = 300.0) -> tuple[CachedModel, ...]:
+        if connection.name == "gpu2":
+            looks.append(seconds)
+            connection.runtime.clock.sleep(seconds)
+            raise TimedOut("gpu2", "models: no answer")
+        return ()
+
+    with lab.cluster(3, lab.do_up, lab.do_serve) as world:
+        changing_worker(monkeypatch, "gpu2")
+        monkeypatch.setattr(moved_cache, "cached", slow)
+        outcome = lab.run(world, make.inventory(3, model_cache="/data/new"), lab.do_up)
+    assert (len(looks), outcome.seconds < 60) == (1, True)
+    error = outcome.error
+    assert isinstance(error, PreflightFailed)
+    first, line = error.lines
+    assert first == "lab was another at each of 8 looks"
+    assert re.fullmatch("gpu2: its node was [0-9a-f]{64}, then [0-9a-f]{64}", line)
+    assert error.fixes == [
+        "on gpu2: docker ps -a --filter=name=vcluster-lab",
+        "where it stays so, take gpu2 out of the inventory",
+    ]
 
 
 @pytest.mark.promise("P35")

@@ -15,6 +15,7 @@ from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.kernel.text import age, by_hosts, count, plural
+from vllm_cluster.serving.changing import refuse_changing
 from vllm_cluster.serving.hooks import KEPT_ON_HEAD
 from vllm_cluster.wire.keys import NEEDED
 from vllm_cluster.wire.order import read_order
@@ -201,8 +202,9 @@ class Consent:
         """
         self._left -= 1
         if self._left < 0:
-            text = f"{self._cluster} was another at each of {MAX_LOOKS} looks: what its hosts show changes all the time"
-            raise PreflightFailed(text, hint="vcluster status")
+            then_ = self._confirmed or Stops()
+            shown = (("node", then_.nodes, stops.nodes), ("pull", then_.pulls, stops.pulls))
+            raise refuse_changing(self._cluster, MAX_LOOKS, shown)
         first = self._confirmed is None
         what = f"{stops.action(self._cluster)}{then}".removeprefix(" and ")
         if not self.covers(stops):
@@ -387,7 +389,7 @@ def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str,
     words, needs = (address, str(port), str(LOAD_SECONDS / 2)), (*NEEDED, "wire.listeners")
     program = python("serving.on_host", "vllm_load", *words, seconds=LOAD_SECONDS, needs=needs)
     try:
-        rows = node.run(program, LOAD_SECONDS + 5).messages
+        rows = node.connection.once(program.name, lambda: node.run(program, LOAD_SECONDS + 5)).messages
         load = read_message(EngineLoad, node.host, program.name, rows[-1])
     except ConnectionLost:
         raise

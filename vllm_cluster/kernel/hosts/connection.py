@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
 from vllm_cluster.kernel.docker.temporary import TemporaryContainers
-from vllm_cluster.kernel.errors import HostError, VclusterError, combine
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, VclusterError, combine
 from vllm_cluster.kernel.held import ONE_HOST, OWN, Memory, SharedMemory, let_go, share_heap
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
@@ -31,6 +31,8 @@ CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 5.0
 # For what would stay on a host once its connection has ended; a person waits for it.
 CLEAR_SECONDS = 3.0
 DIAL_SECONDS = 30.0
+# An answer that took longer is kept where a verb asks for it at each look.
+SLOW_SECONDS = 2.0
 # A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
 OPEN_FILES = 8192
 
@@ -57,6 +59,7 @@ class HostConnection:
         self.no_docker: HostError | None = None
         # Of its facts; a fleet's hosts share what there is.
         self.memory = memory or Memory(ONE_HOST)
+        self._kept: dict[str, object] = {}
         self.temporary = TemporaryContainers(lambda: self.docker)
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
@@ -134,6 +137,31 @@ class HostConnection:
     def round_trips(self) -> int:
         """What was asked of the host so far, over the transport and over the Engine API."""
         return self.transport.round_trips + (self._docker_api.requests if self._docker_api else 0)
+
+    def once(self, what: str, ask: Callable[[], T]) -> T:
+        """The answer to a question that a verb has at each of its looks.
+
+        Where the host took its time over it, what came of it is kept, also a failure, and it is not asked again: each
+        look would take as long, some of them with the lease.
+
+        Raises:
+            HostError: it failed, now or then.
+        """
+        kept = cast("T | HostError | None", self._kept.get(what))
+        if kept is None:
+            began = self.runtime.clock.monotonic()
+            try:
+                kept = ask()
+            except ConnectionLost:
+                raise
+            except HostError as error:
+                let_go(error)
+                kept = error
+            if self.runtime.clock.monotonic() - began > SLOW_SECONDS:
+                self._kept[what] = kept
+        if isinstance(kept, HostError):
+            raise kept
+        return kept
 
     def close(self) -> None:
         """Close the engine's streams and the connection."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.cache import sees_cache
 from vllm_cluster.kernel.models.host_cache import cached
@@ -33,8 +33,12 @@ def absent_models(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: F
     wanted = _wanted(inventory, facts, fleet) if moved else ()
     if not wanted:
         return ""
-    found, _ = fleet.each(lambda connection: cached(inventory, connection, LOOK_SECONDS), moved)
-    held = {host: {one.name for one in models if not one.problem} for host, models in found.items()}
+
+    def look(connection: HostConnection) -> set[str]:
+        models = connection.once("models", lambda: cached(inventory, connection, LOOK_SECONDS))
+        return {one.name for one in models if not one.problem}
+
+    held, _ = fleet.each(look, moved)
     lacking = by_hosts(
         (one.model, host)
         for one in wanted
