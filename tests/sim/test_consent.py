@@ -447,7 +447,7 @@ def changing_worker(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     number, listed = itertools.count(), DockerApi.containers
 
     def show(self: DockerApi, *words: Any, **more: Any) -> list[Container]:
-        found = listed(self, *words, **more)
+        found = list(listed(self, *words, **more))
         mine = self._calls.host == host
         return [replace(one, id=f"{next(number):064x}") for one in found] if mine else found
 

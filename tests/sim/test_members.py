@@ -305,6 +305,37 @@ def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
     record("P33", "sim: a layout that was asked for does not fit any more", "stopped, with the command", True)
 
 
+# fault: kernel/plan/members.py: return claims[0] if claims == there != [] else "" → return ""
+# fault: kernel/apply/members.py: in ("", facts.docker.id) or not facts.docker.id → == "none"
+# fault: kernel/plan/members.py: same.get((member.machine_id, member.name)) or machines.get(member.machine_id) → machines.get(member.machine_id)
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("there", ["answers", "away", "one Docker"])
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_a_host_that_gives_the_id_of_one_that_left_does_not_hide_it(verb: lab.Verb, there: str) -> None:
+    """It was taken for that host under another name: the node stayed, nobody was told, and `down` ended well."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
+        liar, left = world.machines["gpu2"], world.machines["gpu3"]
+        liar.machine_id, left.reachable = left.machine_id, there != "away"
+        if there != "one Docker":
+            liar.engine = "another"
+        outcome = lab.run(world, inventory(1, 2), verb)
+        told = "\n".join(f"{event.host}: {event.text}" for event in outcome.events)
+        if there == "answers":
+            assert (left.boxes, left.volumes) == ({}, {}), outcome.story()
+            assert outcome.error is None
+        else:
+            assert left.box("vcluster-lab")
+            assert isinstance(outcome.error, VclusterError)
+            assert "gpu3: " in told
+        if verb is lab.do_up:
+            assert "gpu2: it gives the machine id of gpu3, which left the inventory" in told
+            assert remembered(world, inventory(1, 2)).get("gpu3") is (None if there == "answers" else True)
+            again = lab.succeed(world, inventory(1, 2), lab.do_plan).value
+            assert [one for one in again.operations() if isinstance(one, RecordMembers)] == []
+
+
 def identity_of(machine: Machine) -> str:
     """The id of the cluster that its node is of."""
     node = machine.box("vcluster-lab")

@@ -21,7 +21,7 @@ REFUSALS = {
 
 def engine_id(machine: Machine) -> str:
     """What its Docker calls itself."""
-    return f"engine-of-{machine.machine_id}"
+    return f"engine-of-{machine.engine or machine.machine_id}"
 
 
 def sections(world: World, machine: Machine, peers: Sequence[str], paths: Sequence[str]) -> str:

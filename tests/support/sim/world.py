@@ -150,6 +150,7 @@ class Machine:
     nic: str = "eth1"
     reachable: bool = True
     logged_in: bool = False
+    engine: str = ""  # what its Docker calls itself, where not after the machine's id
     boxes: dict[str, Box] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
     images: dict[str, Picture] = field(default_factory=dict)

@@ -116,14 +116,16 @@ def bring(
         HostError, FleetError: some hosts do not have them.
     """
     emit = hosts.emit
-    plan = plan_for(hosts, model, reference, via, damaged)
+    plan = plan_for(hosts, model, reference, via, damaged, named=bool(wanted.via))
     warn_of_stale(hosts, plan)
     if not plan.chain:
         _nothing_to_do(hosts, wanted, plan.model)
         return True
     ensure_room(plan)
     ensure_ports(hosts, plan)
-    token = host_token(hosts.inventory) if plan.downloads and not plan.model.origin else None
+    # No other host downloads: one that shows that it has all is the source then, and that is its word alone.
+    downloads = plan.downloads and not plan.model.origin and plan.chain[0] == via
+    token = host_token(hosts.inventory) if downloads else None
     emit(Event("note", summarize_plan(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not has_weights(plan.model.files):
         emit(Event("warning", f"{wanted.name} has no weights: vLLM cannot serve it"))

@@ -78,18 +78,20 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     return found
 
 
-def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str, damaged: Damaged = NOTHING) -> PullPlan:
+def plan_for(
+    hosts: PullHosts, model: HubModel, reference: str, via: str, damaged: Damaged = NOTHING, *, named: bool = False
+) -> PullPlan:
     """The plan by what the caches hold.
 
     Raises:
         PreflightFailed: a cache cannot be written.
     """
-    plan = plan_pull(hosts.inventory, model, reference, _held(hosts, model, reference, damaged), via)
+    plan = plan_pull(hosts.inventory, model, reference, _held(hosts, model, reference, damaged), via, named=named)
     if not plan.chain:
         return plan
     shares = share_writers(_seen(hosts, plan), via)
     held = {name: replace(one, shares=shares.get(name, "")) for name, one in plan.held.items()}
-    plan = plan_pull(hosts.inventory, model, reference, held, via)
+    plan = plan_pull(hosts.inventory, model, reference, held, via, named=named)
     if wrong := [name for name in plan.chain if not held[name].writable]:
         text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
         hint = command_line("stat", Option("-c"), "%u:%g", hosts.inventory.model_cache, on=wrong[0])

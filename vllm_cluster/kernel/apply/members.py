@@ -26,6 +26,8 @@ from vllm_cluster.kernel.plan.members import (
     Membership,
     Named,
     Record,
+    bearers,
+    claimed_by,
     differences,
     former,
     record_of,
@@ -61,6 +63,10 @@ def look_at_members(
     if found and found.problem:
         emit(Event("warning", unreadable(found.problem), found.host))
     left = former(inventory, facts, old)
+    for name, member in left.items():
+        if old and (claims := claimed_by(inventory, facts, old, member)):
+            text = f"it gives the machine id of {name}, which left the inventory: one of them gives another's"
+            emit(Event("warning", text, claims))
     _require_left(inventory, left, named)
     identity = specs[0].cluster_id
     seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
@@ -157,7 +163,7 @@ def look_at_former(
     ways |= {name: replace(one, jump=None) for name, one in left.items() if one.destination in named}
     lost = fleet.join(inventory, [member.as_host(name) for name, member in ways.items()])
     seen, failed = fleet.each(
-        lambda connection: _observe(inventory, connection, left[connection.name]), ways.keys() - lost.keys()
+        lambda connection: _observe(inventory, connection, left[connection.name], facts), ways.keys() - lost.keys()
     )
     alone = unproven(inventory, fleet, facts, seen, identity, locked=locked)
     rest = ((name, left[name]) for name in left.keys() - ways.keys())
@@ -219,7 +225,9 @@ def unreadable(problem: str) -> str:
     return f"{RECORD_FILE} cannot be read: {problem}; hosts that left the inventory may still hold a node"
 
 
-def _observe(inventory: Inventory, connection: HostConnection, member: Member) -> HostFacts:
+def _observe(
+    inventory: Inventory, connection: HostConnection, member: Member, others: Mapping[str, HostFacts]
+) -> HostFacts:
     facts = observe(inventory, connection, volumes=True)
     if facts.machine_id != member.machine_id:
         # An alias of another laptop, or an address that was given away: what is there is not the member.
@@ -228,6 +236,11 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
             f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
             hint=command_line("vcluster", "up", Option("--forget"), member.host),
         )
+    for name in bearers(others, member):
+        if others[name].docker.id in ("", facts.docker.id) or not facts.docker.id:
+            text = f"its node is left alone: {name} gives the same machine id, and may have the same Docker"
+            hint = command_line("vcluster", "up", Option("--forget"), connection.name)
+            raise LeftAlone(connection.name, text, hint=hint)
     return usable(facts)
 
 

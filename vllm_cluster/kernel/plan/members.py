@@ -185,21 +185,36 @@ def former(inventory: Inventory, facts: Mapping[str, HostFacts], record: Record 
 
     A machine that is in the inventory under another name was renamed, and another machine behind the same way was put
     in its place: neither left. Which machine a host of the inventory is that did not answer is not known, so the
-    member of its name did not leave either.
+    member of its name did not leave either. A host that is another member and gives a member's id renames nobody.
     """
     unknown = inventory.hosts.keys() - facts.keys()
-    machines = {entry.machine_id for entry in facts.values()}
     ways = ways_of(inventory)
     left: dict[str, Member] = {}
     for member in record.members if record else ():
-        if member.name in unknown or member.machine_id in machines:
+        if record is None or member.name in unknown or member.way in ways:
             continue
-        if member.way not in ways:
+        if not bearers(facts, member) or claimed_by(inventory, facts, record, member):
             name = member.name
             while name in inventory.hosts or name in left:
                 name += "-former"
             left[name] = member
     return left
+
+
+def bearers(facts: Mapping[str, HostFacts], member: Member) -> list[str]:
+    """The hosts that give a member's machine id."""
+    return [name for name, entry in facts.items() if entry.machine_id == member.machine_id]
+
+
+def claimed_by(inventory: Inventory, facts: Mapping[str, HostFacts], record: Record, member: Member) -> str:
+    """The host that gives a member's machine id while its way is another member's; empty where there is none.
+
+    By its word alone the member's node would be forgotten.
+    """
+    others = {one.way for one in record.members if one != member}
+    there = [name for name in bearers(facts, member) if name in inventory.hosts]
+    claims = [name for name in there if _way(inventory, inventory.hosts[name]) in others]
+    return claims[0] if claims == there != [] else ""
 
 
 def recorded(
@@ -228,10 +243,13 @@ def differences(old: Record | None, new: Record, forgotten: Collection[Member] =
     if old is None or old.id != new.id:
         yield f"members {', '.join(member.name for member in new.members)}"
         return
-    machines = {member.machine_id: member for member in old.members}
+    # Of two members that give one machine id each is what it was called.
+    same = {(member.machine_id, member.name): member for member in old.members}
+    stay = {(member.machine_id, member.name) for member in new.members}
+    machines = {member.machine_id: member for key, member in same.items() if key not in stay}
     names = {member.name: member for member in old.members}
     for member in new.members:
-        before = machines.get(member.machine_id)
+        before = same.get((member.machine_id, member.name)) or machines.get(member.machine_id)
         if before is None and member.name in names:
             yield f"{member.name} is another machine now"
         elif before is None:

@@ -189,8 +189,19 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def plan_pull(inventory: Inventory, model: HubModel, reference: str, held: Mapping[str, Held], via: str) -> PullPlan:
-    """The plan for hosts with this in their caches; `via` downloads what no host has."""
+def plan_pull(
+    inventory: Inventory,
+    model: HubModel,
+    reference: str,
+    held: Mapping[str, Held],
+    via: str,
+    *,
+    named: bool = False,
+) -> PullPlan:
+    """The plan for hosts with this in their caches; `via` downloads what no host has.
+
+    Where a person has `named` it, no host is the source in its place that has the files by their size alone.
+    """
     wanted, skipped = choose_files(model.files)
     chosen = replace(model, files=wanted)
     writers = [name for name in held if not held[name].shares]
@@ -200,7 +211,7 @@ def plan_pull(inventory: Inventory, model: HubModel, reference: str, held: Mappi
     lacking = [name for name in writers if name not in idle]
     # One whose files agree with a manifest, before one where they have only the right size, and may be damaged.
     # Only one host has the folder from which a damaged file would come again.
-    others = [name for name in whole if name == via or not model.origin.startswith("/")]
+    others = [name for name in whole if name == via or not (named or model.origin.startswith("/"))]
     source = next(iter([*idle, *proved, *others]), via)
     chain = [source, *(name for name in lacking if name != source)] if lacking else []
     return PullPlan(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,8 +51,9 @@ def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 class Sent:
     """All that leaves for hosts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: Mapping[str, Held] = MappingProxyType({})) -> None:
         self.to_hosts: list[str] = []
+        self.held = held
         monkeypatch.setattr(pull_plan, "locate_cache", lambda *_: None)
         monkeypatch.setattr(pull_plan, "ask_hub", lambda _host, _place, row: self._note(row))
         monkeypatch.setattr(weights, "create", lambda *_: True)
@@ -66,9 +67,11 @@ class Sent:
         self.to_hosts.append(json.dumps(row, default=asdict))
         return MODEL
 
-    def _plan(self, hosts: PullHosts, model: HubModel, reference: str, via: str, _damaged: object) -> object:
-        held = dict.fromkeys(hosts.inventory.hosts, Held(free=10**12))
-        return plan_pull(hosts.inventory, model, reference, held, via)
+    def _plan(
+        self, hosts: PullHosts, model: HubModel, reference: str, via: str, _damaged: object, *, named: bool
+    ) -> object:
+        held = {name: self.held.get(name, Held(free=10**12)) for name in hosts.inventory.hosts}
+        return plan_pull(hosts.inventory, model, reference, held, via, named=named)
 
 
 @pytest.fixture
@@ -102,6 +105,22 @@ def test_a_host_gets_the_token_of_the_inventory(hosts: PullHosts, monkeypatch: p
     wanted = WantedModel("lab/model")
     assert pull.bring(given, pull_known.find_model(given, wanted, "gpu1"), "main", wanted, "gpu1")
     assert ["hf_lab" in text for text in sent.to_hosts] == [True, True, False]
+
+
+# fault: features/pull/action.py: and plan.chain[0] == via →
+# fault: kernel/plan/pull.py: not (named or model.origin.startswith("/")) → not model.origin.startswith("/")
+@pytest.mark.parametrize(("via", "given"), [("", [True, False, False]), ("gpu1", [True, True, False])])
+def test_a_host_that_shows_that_it_has_all_gets_no_token(
+    hosts: PullHosts, monkeypatch: pytest.MonkeyPatch, via: str, given: list[bool]
+) -> None:
+    """By its own word it became the source, also where another host was named for that."""
+    sent = Sent(monkeypatch, {"gpu2": Held(whole=len(MODEL.files), free=10**12)})
+    monkeypatch.setenv("LAB_TOKEN", "hf_lab")
+    inventory = world.inventory(2, hf_token="env:LAB_TOKEN")
+    all_ = PullHosts(inventory, hosts.fleet, hosts.facts, hosts.emit)
+    wanted = WantedModel("lab/model", via=via)
+    assert pull.bring(all_, pull_known.find_model(all_, wanted, "gpu1"), "main", wanted, "gpu1")
+    assert ["hf_lab" in text for text in sent.to_hosts] == given
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], end: dict[str, Any]) -> None:
