@@ -41,7 +41,7 @@ def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: M
     monkeypatch.setattr(action, "follow", lambda *_, **__: PullEnd(ended, (), 1.0))
     monkeypatch.setattr(action, "remove_pull", lambda *_: None)
     monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
-    monkeypatch.setattr(action, "plan_for", lambda *_: plan)
+    monkeypatch.setattr(action, "plan_for", lambda *_, **__: plan)
     # Of a fleet that can start nothing.
     assert action._bring_once(hosts, WantedModel("lab/model", revision))
     return events
@@ -84,7 +84,7 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     monkeypatch.setattr(action, "follow", lambda *_, **__: PullEnd(ended, (), 1.0))
     monkeypatch.setattr(action, "remove_pull", lambda *_: None)
     monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
-    monkeypatch.setattr(action, "plan_for", lambda *_: plan)
+    monkeypatch.setattr(action, "plan_for", lambda *_, **__: plan)
     for name in ("ensure_room", "ensure_ports"):
         monkeypatch.setattr(action, name, lambda *_: None)
     begun: list[str] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,9 +51,9 @@ def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 class Sent:
     """All that leaves for hosts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: Mapping[str, Held] = MappingProxyType({})) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: Mapping[str, Held] | None = None) -> None:
         self.to_hosts: list[str] = []
-        self.held = held
+        self.held = held or {}
         monkeypatch.setattr(pull_plan, "locate_cache", lambda *_: None)
         monkeypatch.setattr(pull_plan, "ask_hub", lambda _host, _place, row: self._note(row))
         monkeypatch.setattr(weights, "create", lambda *_: True)
