@@ -18,7 +18,7 @@ from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.docker_objects import Container, ContainerInfo, DockerVolume, Image, ImageInfo
 
-LABELS = {"a": "b", "io.vcluster.id": "c"}
+LABELS = {"a": "b", "io.vcluster.id": "c0ffee0123456789"}
 LISTED = {"Id": "c1", "Names": ["/vcluster-lab"], "State": "running", "ImageID": "sha256:1", "Labels": LABELS}
 INSPECTED = {
     "Id": "c1",
@@ -40,10 +40,21 @@ def api(document: Any) -> DockerApi:
     return canned(always(answer(json.dumps(document).encode())))[0]
 
 
+# fault: kernel/facts/docker_objects.py: if ID in labels and not _IS_ID.fullmatch(labels[ID]): → if False:
+@pytest.mark.parametrize("odd", ["", "../../x", "a\nfix: x", "\u202eabc", "c0ffee01234567890", "C0FFEE0123456789"])
+def test_what_bears_no_id_of_a_cluster_is_of_none(odd: str) -> None:
+    """The id of a head's label goes onto what is made on other hosts."""
+    labels = {"io.vcluster.cluster": "lab", "io.vcluster.id": odd, "io.vcluster.role": "head"}
+    (listed,) = api([{**LISTED, "Labels": labels}]).containers(None)
+    assert listed.labels == {"io.vcluster.role": "head"}
+    found = api({"Volumes": [{**VOLUME, "Labels": labels}]}).volumes.labelled("io.vcluster.cluster=lab")
+    assert found == {"v": {"io.vcluster.role": "head"}}
+
+
 # fault: kernel/facts/docker_objects.py: if key.startswith(LABEL)} → }
 def test_answers_of_docker_are_read() -> None:
     # Of those that are listed vcluster's own labels alone: others have descriptions of any length there.
-    own = {"io.vcluster.id": "c"}
+    own = {"io.vcluster.id": "c0ffee0123456789"}
     assert api([LISTED]).containers(None) == (Container("c1", "vcluster-lab", "running", "sha256:1", own),)
     listed = {"Id": "sha256:1", "RepoTags": None, "RepoDigests": ["a@b"], "Size": 5, "Created": -62135596800}
     assert api([listed]).images() == (Image("sha256:1", (), ("a@b",), {}, 5, -62135596800),)

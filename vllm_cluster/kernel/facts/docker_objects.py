@@ -5,6 +5,7 @@ Names and labels are one line of printable text: whoever may use a host's Docker
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +24,8 @@ def _short(text: str) -> str:
 
 # What the names of vcluster's labels begin with.
 LABEL = "io.vcluster."
+CLUSTER, ID = LABEL + "cluster", LABEL + "id"
+_IS_ID = re.compile("[0-9a-f]{16}")
 # One for all: a host has hundreds of images without.
 NO_LABELS: Mapping[str, str] = {}
 
@@ -31,6 +34,16 @@ def _line(text: str) -> str:
     if len(text) > MAX_LONG:
         raise ValueError(f"has more than {MAX_LONG} characters")
     return printable(text)
+
+
+def _with_id(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """These labels; without a cluster's name where the id beside it is none: what has them is not of this vcluster.
+
+    An id goes onto what is made on other hosts, and into names and commands there.
+    """
+    if ID in labels and not _IS_ID.fullmatch(labels[ID]):
+        return {key: value for key, value in labels.items() if key not in (CLUSTER, ID)}
+    return labels
 
 
 def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
@@ -50,7 +63,7 @@ def _moment(text: str) -> str:
 Line = Annotated[str, _line]
 Listed = Annotated[str, _short, _line]
 Moment = Annotated[str, _moment]
-Labels = Mapping[Line, Line]
+Labels = Annotated[Mapping[Line, Line], _with_id]
 OwnLabels = Annotated[Labels, _own]
 # -1 is what Docker has not counted; an image without a date is of the year 1.
 Counted = Annotated[int, between(-1, 1 << 62)]
