@@ -312,7 +312,7 @@ def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
 @pytest.mark.parametrize("there", ["answers", "away", "one Docker"])
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_a_host_that_gives_the_id_of_one_that_left_does_not_hide_it(verb: lab.Verb, there: str) -> None:
-    """It was taken for that host under another name: the node stayed, nobody was told, and `down` ended well."""
+    """It was taken for that host under another name: the node stayed without a word, and `down` ended well."""
     world = make.world((2, 2, 2))
     with lab.inside(world):
         lab.succeed(world, inventory(1, 2, 3), lab.do_up)

@@ -277,7 +277,7 @@ def test_drivers_that_differ_name_the_odd_one() -> None:
 
 # fault: kernel/checks/finding.py: if second == most: → if False:
 def test_of_two_hosts_that_differ_no_setting_of_one_is_printed_for_the_other() -> None:
-    """The head shows 68, and a line to paste would set that on the other, which then answers nobody."""
+    """The head shows 68, and a line to paste would set that on the other, which then answers none."""
     small = hosts()
     small["gpu1"] = replace(small["gpu1"], nics=(world.host(1).nics[0], replace(world.host(1).nics[1], mtu=68)))
     for facts in (small, hosts(nics=nic(mtu=9000)), hosts(revisions={"meta--llama": "9999"})):
