@@ -63,10 +63,7 @@ def look_at_members(
     if found and found.problem:
         emit(Event("warning", unreadable(found.problem), found.host))
     left = former(inventory, facts, old)
-    for name, member in left.items():
-        if old and (claims := claimed_by(inventory, facts, old, member)):
-            text = f"it gives the machine id of {name}, which left the inventory: one of them gives another's"
-            emit(Event("warning", text, claims))
+    _warn_of_claims(inventory, facts, old, left, emit)
     _require_left(inventory, left, named)
     identity = specs[0].cluster_id
     seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
@@ -92,6 +89,15 @@ def look_at_members(
         change,
         followed,
     )
+
+
+def _warn_of_claims(
+    inventory: Inventory, facts: Mapping[str, HostFacts], old: Record | None, left: Mapping[str, Member], emit: Emit
+) -> None:
+    for name, member in left.items():
+        if old and (claims := claimed_by(inventory, facts, old, member)):
+            text = f"it gives the machine id of {name}, which left the inventory: one of them gives another's"
+            emit(Event("warning", text, claims))
 
 
 def _change(inventory: Inventory, specs: Sequence[ContainerSpec], known: Mapping[str, str]) -> Cluster:
