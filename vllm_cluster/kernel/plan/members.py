@@ -185,7 +185,7 @@ def former(inventory: Inventory, facts: Mapping[str, HostFacts], record: Record 
 
     A machine that is in the inventory under another name was renamed, and another machine behind the same way was put
     in its place: neither left. Which machine a host of the inventory is that did not answer is not known, so the
-    member of its name did not leave either. A host that is another member and gives a member's id is not that one renamed.
+    member of its name did not leave either. Another member that gives its id does not rename it.
     """
     unknown = inventory.hosts.keys() - facts.keys()
     ways = ways_of(inventory)
