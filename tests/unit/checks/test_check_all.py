@@ -287,7 +287,7 @@ def test_of_two_hosts_that_differ_no_setting_of_one_is_printed_for_the_other() -
         assert not any("mtu 68" in one.fix or "mtu 9000" in one.fix or "--revision" in one.fix for one in found)
 
 
-# fault: kernel/checks/network.py: if common and int(common) >= LEAST_MTU: → if common:
+# fault: kernel/checks/network.py: if common and int(common) >= MIN_MTU: → if common:
 def test_no_line_sets_an_mtu_that_cuts_a_host_off() -> None:
     facts = {
         f"gpu{n}": replace(world.host(n), nics=(world.host(n).nics[0], replace(world.host(n).nics[1], mtu=size)))

@@ -15,7 +15,7 @@ from vllm_cluster.kernel.text import and_more, by_hosts
 
 Severity = Literal["error", "warning"]
 # IPv6 needs as much; no line to paste sets less, which cuts a host off.
-LEAST_MTU = 1280
+MIN_MTU = 1280
 
 
 @dataclass(frozen=True)

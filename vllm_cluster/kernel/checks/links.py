@@ -9,7 +9,7 @@ from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal
 
 from vllm_cluster.kernel.backends import joining
-from vllm_cluster.kernel.checks.finding import LEAST_MTU, Finding
+from vllm_cluster.kernel.checks.finding import MIN_MTU, Finding
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import plural
@@ -234,7 +234,7 @@ def _cut(
     size = f"packets of {less} bytes arrive, of {mtu} do not" if less else f"its interface's MTU is {mtu or 'unknown'}"
     fix = "one MTU on all hosts and on the switches between them"
     until = less or 1400
-    if until >= LEAST_MTU:
+    if until >= MIN_MTU:
         set_to = ("sudo", "ip", "link", "set", "dev", places[source].interface, "mtu", str(until))
         fix += f"; until then {command_line(*set_to, on=source)}"
     if block == "hangs":

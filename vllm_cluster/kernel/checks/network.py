@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 
 from vllm_cluster.kernel.backends import joining
-from vllm_cluster.kernel.checks.finding import LEAST_MTU, Finding, each_host, has_node, outliers
+from vllm_cluster.kernel.checks.finding import MIN_MTU, Finding, each_host, has_node, outliers
 from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.desired import choose_interface, hcas
@@ -91,7 +91,7 @@ def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
         nic = nics[name]
         device = nic.name if nic else ""
         text = f"the MTU of {device} is {size}, that of {others}"
-        if common and int(common) >= LEAST_MTU:
+        if common and int(common) >= MIN_MTU:
             fix = command_line("sudo", "ip", "link", "set", device, "mtu", common, on=name)
             fix += ", for good in its configuration"
         else:
