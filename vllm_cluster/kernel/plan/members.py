@@ -213,7 +213,7 @@ def claimed_by(inventory: Inventory, facts: Mapping[str, HostFacts], record: Rec
     """
     others = {one.way for one in record.members if one != member}
     there = [name for name in bearers(facts, member) if name in inventory.hosts]
-    claims = [name for name in there if _way(inventory, inventory.hosts[name]) in others]
+    claims = [name for name in there if way_to(inventory, inventory.hosts[name]) in others]
     return claims[0] if claims == there != [] else ""
 
 
