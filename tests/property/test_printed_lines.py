@@ -80,7 +80,7 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
         ends = ["-d", json.dumps({"model": serve.name, **body}), f"Authorization: Bearer {given}"]
         return [*sent, "-H", "@-", *ends]
 
-    for tunnel in (Detached(1, "", 1), None):
+    for tunnel in (Detached(1, "", 1, ""), None):
         found = ClientEndpoint(base, key, serve.name, tunnel)
         variables, text = (
             shown_by(lambda: show_clients(found, inventory, env=env, as_json=False))  # noqa: B023

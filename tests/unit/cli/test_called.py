@@ -72,7 +72,7 @@ def test_only_calls_of_the_program_are_renamed() -> None:
 
 # fault: serving/endpoint/render.py: *as_called("vcluster endpoint").split() → "vcluster", "endpoint"
 def test_the_lines_of_the_endpoint_have_the_name_that_was_called(capsys: pytest.CaptureFixture[str]) -> None:
-    found = ClientEndpoint("http://127.0.0.1:1/v1", "sk", "org/model", Detached(7, "", 1))
+    found = ClientEndpoint("http://127.0.0.1:1/v1", "sk", "org/model", Detached(7, "", 1, ""))
     set_called(OTHER, VERBS)
     try:
         show_clients(found, None, env=False, as_json=False)

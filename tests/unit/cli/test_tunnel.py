@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.sim import make
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.inventory.load import load_text
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.transport.forward import listener
 from vllm_cluster.serving.endpoint import open as tunnels
@@ -63,3 +67,23 @@ def test_a_port_in_use_comes_with_another(monkeypatch: pytest.MonkeyPatch, capsy
         "fix: vcluster endpoint --tunnel 0",
         f"fix: ss -ltnp 'sport = :{port}' shows which program listens there",
     ]
+
+
+# fault: serving/endpoint/open.py: > GONE_SECONDS → < 0
+# fault: serving/endpoint/open.py: last = load_text( → load_text(
+def test_a_tunnel_sees_the_inventory_and_that_it_is_gone(tmp_path: Path) -> None:
+    path, clock = tmp_path / "inventory.yaml", Clock()
+    hosts = "hosts: {gpu1: {address: 10.0.0.1}, gpu2: {address: 10.0.0.2}}"
+    words = f"{{version: 1, cluster: lab, image: i, model_cache: /m, {hosts}"
+    path.write_text(f"{words}}}")
+    latest = tunnels._latest(load_text(path.read_bytes(), path=path, cwd=None), clock)
+    path.write_text(f"{words}, head: gpu2}}")
+    assert latest().head_name == "gpu2"
+    path.write_text("{")
+    assert latest().head_name == "gpu2", "as it was last, while it is being written"
+    path.unlink()
+    clock.now += 1000
+    assert latest().head_name == "gpu2", "for a moment"
+    clock.now += tunnels.GONE_SECONDS + 1
+    with pytest.raises(VclusterError, match=r"inventory\.yaml is gone"):
+        latest()

@@ -18,7 +18,7 @@ from vllm_cluster.serving.endpoint.detached import Detached, State, start_time
 
 # Notes itself, and sleeps until it is ended.
 NOTES = "import sys, signal; from pathlib import Path; from vllm_cluster.serving.endpoint.detached import State\n"
-NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321); signal.pause()"
+NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321, 'gpu1'); signal.pause()"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def start(state: State, program: str = NOTES) -> Detached:
 
 def test_it_is_found_again_and_nothing_is_left_of_it(state: State) -> None:
     started = start(state)
-    assert (started.port, state.running()) == (4321, started)
+    assert (started.port, started.head, state.running()) == (4321, "gpu1", started)
     assert os.getsid(started.pid) == started.pid, "a closed terminal would end it"
     assert [path.stat().st_mode & 0o777 for path in (state.path, state.log)] == [0o600, 0o600]
     assert state.path.parent.stat().st_mode & 0o777 == 0o700
@@ -89,11 +89,11 @@ def test_one_that_ended_is_not_taken_for_running(state: State) -> None:
     "content",
     [
         "[" * 100_000,
-        '{"pid": 1e999, "started": "", "port": 1}',
-        '{"pid": 0, "started": "", "port": 1}',
-        '{"pid": -1, "started": "", "port": 1}',
-        '{"pid": 2, "started": "", "port": 70000}',
-        '{"pid": "2", "started": [], "port": 1}',
+        '{"pid": 1e999, "started": "", "port": 1, "head": "x"}',
+        '{"pid": 0, "started": "", "port": 1, "head": "x"}',
+        '{"pid": -1, "started": "", "port": 1, "head": "x"}',
+        '{"pid": 2, "started": "", "port": 70000, "head": "x"}',
+        '{"pid": "2", "started": [], "port": 1, "head": "x"}',
         "[]",
     ],
 )
@@ -105,7 +105,7 @@ def test_a_note_that_was_not_written_by_it_is_none(content: str, state: State) -
 
 def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as other, state.locked():
-        state.path.write_text(json.dumps({"pid": other.pid, "started": "an earlier boot 1", "port": 1}))
+        state.path.write_text(json.dumps({"pid": other.pid, "started": "an earlier boot 1", "port": 1, "head": "gpu1"}))
         assert state.running() is None
         assert not state.end()
         assert other.poll() is None

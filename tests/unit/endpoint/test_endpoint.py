@@ -36,7 +36,7 @@ from vllm_cluster.serving.api.client import Broken
 from vllm_cluster.serving.endpoint import endpoint, tunnel
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.endpoint import be_tunnel, state
-from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS
+from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS, way_to_head
 
 INVENTORY = make.inventory(1)
 
@@ -136,7 +136,7 @@ def test_a_tunnel_that_never_opened_ends_at_once(
     assert len(made.heads) == 1
 
 
-# fault: serving/endpoint/tunnel.py:             inventory = latest() →             pass
+# fault: serving/endpoint/tunnel.py:             inventory = now() →             pass
 def test_it_follows_the_head_that_the_inventory_names_now(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Tunnels(monkeypatch, None, None, FINAL[0])
     two = make.inventory(2)
@@ -260,7 +260,7 @@ def test_a_page_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) ->
         endpoint._ensure_answers(1, KEY, "m", runs, Runtime(Clock()))
 
 
-# fault: serving/endpoint/endpoint.py: key, left, ensure_runs) → key, ANSWER_SECONDS, ensure_runs)
+# fault: serving/endpoint/endpoint.py: key, left, ensure_leads) → key, ANSWER_SECONDS, ensure_leads)
 @pytest.mark.parametrize("first", [0.0, 15.0, 28.0, 29.5])
 def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that began just before the limit had all of the time again."""
@@ -276,24 +276,29 @@ def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch:
     assert clock.now == pytest.approx(endpoint.ANSWER_SECONDS)
 
 
-# fault: serving/endpoint/endpoint.py: get(port, "/v1/models", key, left, ensure_runs) → get(port, "/v1/models", key, left)
-# fault: serving/endpoint/endpoint.py: if found.running() != open_one: → if False:
-# fault: serving/endpoint/endpoint.py: ensure_runs() → pass
+def serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head that the inventory names is up, and its model ready."""
+    monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext())
+    monkeypatch.setattr(endpoint, "read_key", lambda *_: KEY)
+    row = SimpleNamespace(name="m", host="127.0.0.1")
+    monkeypatch.setattr(endpoint, "replicas_served", lambda *_: (row,))
+    monkeypatch.setattr(endpoint, "first_ready", lambda _: row)
+
+
+# fault: serving/endpoint/endpoint.py: get(port, "/v1/models", key, left, ensure_leads) → get(port, "/v1/models", key, left)
+# fault: serving/endpoint/endpoint.py: if now is None or (now.pid, now.port) != (open_one.pid, open_one.port): → if False:
+# fault: serving/endpoint/endpoint.py:     refuse_other() →     pass
 # fault: serving/api/client.py: connected() → pass
 @pytest.mark.parametrize("looks", [0, 1], ids=["before the key is sent", "before the port is shown"])
 def test_a_port_whose_tunnel_has_ended_is_neither_asked_nor_shown(
     looks: int, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user of this machine listened at it, and got the key."""
-    left = [True] * (1 + looks)
+    left = [True] * (2 + looks)  # it is there, and before the connection
     monkeypatch.setattr(Detached, "runs", property(lambda _: bool(left and left.pop())))
     with serving(Api(answer)) as api:
-        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port))
-        monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext())
-        monkeypatch.setattr(endpoint, "read_key", lambda *_: KEY)
-        row = SimpleNamespace(name="m", host="127.0.0.1")
-        monkeypatch.setattr(endpoint, "replicas_served", lambda *_: (row,))
-        monkeypatch.setattr(endpoint, "first_ready", lambda _: row)
+        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port, way_to_head(INVENTORY)))
+        serves(monkeypatch)
         with pytest.raises(PreflightFailed, match="no tunnel from this machine to lab is open in the background"):
             endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(Clock()))
     assert api.looked == looks
@@ -313,3 +318,95 @@ def test_a_tunnel_is_noted_no_more_before_its_port_is_free(cache: Path, monkeypa
     with pytest.raises(HostKeyRejected):
         made.keep(cache)
     assert noted == [None]
+
+
+WAYS = [
+    make.inventory(2, head="gpu2"),
+    make.inventory(1, {"gpu1": {"ssh": {"host": "gpu1", "port": 2222}}}),
+    make.inventory(1, {"gpu1": {"ssh": {"host": "gpu1", "jump": "bastion"}}}),
+]
+
+
+# fault: serving/endpoint/endpoint.py: if now.head != way_to_head(inventory): → if False:
+@pytest.mark.parametrize("now", WAYS, ids=["head", "port", "jump"])
+def test_a_key_goes_to_the_head_it_is_for_alone(now: Inventory, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inventory names another head, and the tunnel still leads to the one before, which answers."""
+    clock = Clock()
+    monkeypatch.setattr(Detached, "runs", True)
+    serves(monkeypatch)
+    with serving(Api(answer)) as api:
+        before, after = (Detached(1, "1", api.port, way_to_head(one)) for one in (INVENTORY, now))
+        monkeypatch.setattr(State, "read", lambda _: before)
+        with pytest.raises(VclusterError, match=f"does not lead to m: it leads to another head than {now.head_name}"):
+            endpoint.find_endpoint(now, cache, direct=False, detach=None, runtime=Runtime(clock))
+        assert (api.looked, clock.now) == (0, pytest.approx(endpoint.ANSWER_SECONDS, abs=2))
+        monkeypatch.setattr(State, "read", lambda _: after if clock.now > 40 else before)
+        assert endpoint.find_endpoint(now, cache, direct=False, detach=None, runtime=Runtime(clock)).model == "m"
+
+
+# fault: serving/endpoint/endpoint.py: ensure_leads()  # what → pass  #
+def test_a_connection_to_the_head_before_gets_no_key(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tunnel turned to the new head after it had taken the connection."""
+    monkeypatch.setattr(Detached, "runs", True)
+    serves(monkeypatch)
+    asked, clock = list[int](), Clock()
+
+    def get(port: int, _path: str, _key: str, _seconds: float, leads: Callable[[], None]) -> tuple[int, Any]:
+        turned.append(True)
+        leads()
+        asked.append(port)
+        return 200, {"data": [{"id": "m"}]}
+
+    turned = list[bool]()
+    two = make.inventory(2, head="gpu2")
+    monkeypatch.setattr(endpoint, "get", get)
+    monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", 1, way_to_head(two if turned else INVENTORY)))
+    with pytest.raises(VclusterError, match="another head"):
+        endpoint.find_endpoint(two, cache, direct=False, detach=None, runtime=Runtime(clock))
+    assert asked == []
+
+
+# fault: serving/endpoint/tunnel.py: with passage_to(inventory, runtime) as passage: → with passage_to(inventory, runtime) as passage, relay.leading_to(passage):
+def test_what_is_noted_is_where_the_port_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = Tunnels(monkeypatch, None, None, FINAL[0]), list[tuple[str, int]]()
+    two = make.inventory(2)
+    made.now = two
+
+    def opened(port: int, head: str) -> None:
+        found.append((head, asked(port)[0]))
+
+    def moves() -> None:
+        made.now = two.model_copy(update={"head": "gpu2"})
+
+    made.held = moves
+    with pytest.raises(HostKeyRejected):
+        tunnel.tunnel(lambda: made.now, lambda _: None, port=0, opened=opened, runtime=made.runtime)
+    assert found == [(way_to_head(two), 503), (way_to_head(made.now), 503)]
+
+
+# fault: serving/endpoint/tunnel.py: if found.cluster != inventory.cluster: → if False:
+def test_a_tunnel_ends_once_its_file_is_another_clusters(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Tunnels(monkeypatch, None, None, FINAL[0])
+
+    def renames() -> None:
+        made.now = make.inventory(1, cluster="other")
+
+    made.held = renames
+    with pytest.raises(VclusterError, match="the inventory is of cluster other now, and was of lab"):
+        made.keep(cache)
+    assert not state(INVENTORY, cache).path.exists()
+
+
+# fault: serving/endpoint/endpoint.py: words = [inventory.cluster, → words = [inventory.cluster, *inventory.hosts,
+# fault: serving/endpoint/endpoint.py: str(inventory.path.resolve()) if inventory.path else "" → ""
+# fault: serving/endpoint/endpoint.py: words = [inventory.cluster, → words = [
+def test_a_tunnel_is_found_by_its_cluster_and_file_whichever_hosts_there_are(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.yaml", "two.yaml")]
+    (link := tmp_path / "link").symlink_to(paths[0])
+
+    def noted(path: Path, hosts: int = 1, **words: str) -> Path:
+        return state(make.inventory(hosts, **words).model_copy(update={"path": path}), tmp_path).path
+
+    first = noted(paths[0])
+    assert first == noted(paths[0], 2) == noted(link)
+    assert len({first, noted(paths[1]), noted(paths[0], cluster="other")}) == 3

@@ -99,6 +99,16 @@ def test_a_tunnel_leads_nowhere_once_nothing_is_served(other: int) -> None:
         ]
 
 
+# fault: serving/endpoint/tunnel.py: while not ended(): → while self.answers or not ended():
+def test_a_tunnel_leaves_a_head_that_answers(other: int) -> None:
+    """Whether it is the head any more is not its own to decide."""
+    head = Head(*["ready"] * 3)
+    with closing(head.passage(other)) as passage:
+        assert passage.answers
+        passage.hold(lambda _: None, lambda: len(head.phases) < 2)
+    assert len(head.phases) == 1
+
+
 class Node:
     """A node that runs programs."""
 

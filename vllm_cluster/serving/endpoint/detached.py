@@ -26,12 +26,16 @@ POLL = 0.05
 
 @dataclass(frozen=True)
 class Detached:
-    """A program in the background: its process, by its start time too as numbers come again; and its local port."""
+    """A program in the background: its process, by its start time too as numbers come again; its local port; its head.
+
+    That port leads to this `head` or nowhere.
+    """
 
     # No number of a group: of 0 that is one's own.
     pid: Annotated[int, between(1, 1 << 31)]
     started: str
     port: Port
+    head: str
 
     @property
     def runs(self) -> bool:
@@ -94,9 +98,9 @@ class State:
         found = self.read()
         return found if found and found.runs else None
 
-    def note_this(self, port: int) -> None:
+    def note_this(self, port: int, head: str) -> None:
         """Note this process, whole or not at all."""
-        mine = Detached(os.getpid(), start_time(os.getpid()) or "", port)
+        mine = Detached(os.getpid(), start_time(os.getpid()) or "", port, head)
         write_whole(self.path, json.dumps(asdict(mine)), 0o600)
 
     def start(self, words: Sequence[str]) -> Detached:

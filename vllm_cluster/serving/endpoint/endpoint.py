@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -18,7 +19,7 @@ from vllm_cluster.kernel.node.history import command_of
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
-from vllm_cluster.serving.endpoint.tunnel import is_free, tunnel
+from vllm_cluster.serving.endpoint.tunnel import is_free, tunnel, way_to_head
 from vllm_cluster.serving.head import at_head, first_ready, read_key, replicas_served
 from vllm_cluster.wire.status import ServeStatus
 
@@ -44,9 +45,12 @@ class ClientEndpoint:
 
 
 def state(inventory: Inventory, cache: Path) -> State:
-    """Where the tunnel of this machine to this cluster is noted; the name of the inventory file does not matter."""
-    destinations = {name: host.destination for name, host in inventory.hosts.items()}
-    return State(cache / FOLDER, debug_log.inventory_key(inventory.cluster, destinations))
+    """Where the tunnel of this machine to this cluster is noted: by its name and its inventory file.
+
+    Not by its hosts: once one left or joined, no verb would find a tunnel that is open.
+    """
+    words = [inventory.cluster, str(inventory.path.resolve()) if inventory.path else ""]
+    return State(cache / FOLDER, hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12])
 
 
 def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
@@ -89,12 +93,20 @@ def find_endpoint(
     if open_one is None:
         raise _none_is_open(inventory, serve, found.why_ended())
 
-    def refuse_ended() -> None:
-        """Refuse the port once its tunnel has ended: any user of this machine may listen there then."""
-        if found.running() != open_one:
-            raise _none_is_open(inventory, serve, found.why_ended())
+    def refuse_other() -> None:
+        """Refuse the port once its tunnel has ended, as any user may listen there then, and while it leads elsewhere.
 
-    _ensure_answers(open_one.port, key, serve.name, refuse_ended, runtime)
+        Raises:
+            Broken: to another head than this key is for, until it follows the inventory.
+        """
+        now = found.running()
+        if now is None or (now.pid, now.port) != (open_one.pid, open_one.port):
+            raise _none_is_open(inventory, serve, found.why_ended())
+        if now.head != way_to_head(inventory):
+            raise Broken(f"it leads to another head than {inventory.head_name}")
+
+    _ensure_answers(open_one.port, key, serve.name, refuse_other, runtime)
+    refuse_other()
     return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one, models)
 
 
@@ -115,10 +127,11 @@ def _url(serve: ServeStatus) -> str:
     return f"http://{host_port(serve.host, serve.port)}/v1"
 
 
-def _ensure_answers(port: int, key: str, model: str, ensure_runs: Callable[[], None], runtime: Runtime) -> None:
+def _ensure_answers(port: int, key: str, model: str, ensure_leads: Callable[[], None], runtime: Runtime) -> None:
     """Ask through the tunnel: that its process runs does not show that it leads anywhere.
 
-    It listens before its process is noted, until after the note is gone: one that still runs took the connection.
+    It listens before its process is noted, until after the note is gone: one that still runs took the connection. The
+    key is sent only where `ensure_leads` raises nothing.
 
     Raises:
         VclusterError: the model does not answer there, or the tunnel has ended.
@@ -128,14 +141,14 @@ def _ensure_answers(port: int, key: str, model: str, ensure_runs: Callable[[], N
     while (left := deadline.left()) >= TRY_SECONDS:
         good = False
         try:
-            status, page = get(port, "/v1/models", key, left, ensure_runs)
+            ensure_leads()  # what is taken before it turns leads to the head of then
+            status, page = get(port, "/v1/models", key, left, ensure_leads)
             names = model_names(page)
             good = status == HTTPStatus.OK and model in names
             none = "with no list of models that can be read" if status == HTTPStatus.OK else ""
             why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status} {none}".rstrip()
         except Broken as error:
             why = error.message
-        ensure_runs()
         if good:
             return
         runtime.clock.sleep(min(TRY_SECONDS, deadline.left()))
@@ -158,17 +171,18 @@ def be_tunnel(
     Raises:
         HostError: it could not be opened, or not again.
     """
-    noted, ports, alone = state(latest(), cache), list[int](), threading.Lock()
+    noted, ways, alone = state(latest(), cache), list[tuple[int, str]](), threading.Lock()
 
-    def opened(port: int) -> None:
-        ports[:] = [port]
-        noted.note_this(port)
+    def opened(port: int, head: str) -> None:
+        with alone:
+            ways[:] = [(port, head)]
+            noted.note_this(port, head)
 
     def keep_note() -> bool:
         """A tunnel whose note is lost could neither be found nor ended."""
         with alone:
-            if ports and noted.read() is None:
-                noted.note_this(ports[0])
+            if ways and noted.read() is None:
+                noted.note_this(*ways[0])
         return True
 
     noting = runtime.repeat(keep_note, NOTE_SECONDS, "note")
@@ -176,7 +190,7 @@ def be_tunnel(
     def ended() -> None:
         noting.stop()
         with alone:
-            ports.clear()
+            ways.clear()
             noted.forget()
 
     try:

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.events import Event
     from vllm_cluster.kernel.inventory.model import Inventory
+
+
+# An editor removes the file and writes it again within moments.
+GONE_SECONDS = 60.0
 
 
 def keep_open(session: Session, inventory: Inventory, port: int) -> None:
@@ -41,17 +46,33 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
         session.finish()  # the one way in which an open tunnel ends is not a failure
 
 
-def _latest(inventory: Inventory) -> Callable[[], Inventory]:
-    """The inventory as it is now; as it was, while it is being written."""
+def _latest(inventory: Inventory, clock: Clock = SYSTEM_CLOCK) -> Callable[[], Inventory]:
+    """The inventory as it is now; as it was, while it is being written.
+
+    Where the file is gone for good that raises: nobody could find a tunnel in the background, nor move its head.
+    """
     from vllm_cluster.kernel.inventory.find import MAX_BYTES
     from vllm_cluster.kernel.inventory.load import load_text
     from vllm_cluster.wire.inside import beginning
 
-    path = inventory.path
+    path, last, gone = inventory.path, inventory, float("inf")
 
     def latest() -> Inventory:
+        nonlocal last, gone
+        if path is None:
+            return inventory
+        try:
+            raw = beginning(path, MAX_BYTES + 1)
+        except FileNotFoundError:
+            gone = min(gone, clock.monotonic())
+            if clock.monotonic() - gone > GONE_SECONDS:
+                raise VclusterError(f"{path} is gone", hint="vcluster endpoint --detach") from None
+            return last
+        except OSError:
+            return last
+        gone = float("inf")
         with suppress(VclusterError, OSError):
-            return load_text(beginning(path, MAX_BYTES + 1), path=path, cwd=None) if path else inventory
-        return inventory
+            last = load_text(raw, path=path, cwd=None)
+        return last
 
     return latest

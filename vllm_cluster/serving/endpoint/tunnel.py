@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,37 +41,46 @@ def tunnel(
     emit: Emit,
     *,
     port: int,
-    opened: Callable[[int], None] = lambda _: None,
+    opened: Callable[[int, str], None] = lambda *_: None,
     closing: Callable[[], None] = lambda: None,
     runtime: Runtime = SYSTEM,
 ) -> NoReturn:
     """Forward the API to this machine's loopback: what breaks is opened again, at the head that the inventory has then.
 
-    What is away is waited for, for up to an hour; the port is kept. `opened` gets it each time that the API is reached;
-    `closing` is called while the port is still held.
+    What is away is waited for, for up to an hour; the port is kept. `opened` gets it, and which head it leads to from
+    then on, each time that one is reached; `closing` is called while the port is still held.
 
     Raises:
         HostError: it could not be opened, or not again.
+        VclusterError: the inventory is of another cluster now.
     """
     inventory, relay = latest(), Relay(port, RETRY_POLL)
     patience, url = runtime.after(RETRY_SECONDS), f"http://127.0.0.1:{relay.port}"
     was_open = broken = False
 
+    def now() -> Inventory:
+        found = latest()
+        if found.cluster != inventory.cluster:
+            text = f"the inventory is of cluster {found.cluster} now, and was of {inventory.cluster}"
+            raise VclusterError(text, hint="vcluster endpoint --detach")
+        return found
+
     def moved() -> bool:
-        now = latest()
-        return now.hosts[now.head_name].destination != inventory.hosts[inventory.head_name].destination
+        return way_to_head(now()) != way_to_head(inventory)
 
     try:
         while True:
             try:
                 # Its port leads there no longer than the passage has its own, which any program here may take then.
-                with passage_to(inventory, runtime) as passage, relay.leading_to(passage):
+                with passage_to(inventory, runtime) as passage:
                     patience = runtime.after(RETRY_SECONDS)
-                    opened(relay.port)
-                    text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
-                    emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
-                    was_open, broken = True, False
-                    passage.hold(emit, moved)
+                    # Before it leads there: a key for the head that was noted until then never gets to this one.
+                    opened(relay.port, way_to_head(inventory))
+                    with relay.leading_to(passage):
+                        text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
+                        emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
+                        was_open, broken = True, False
+                        passage.hold(emit, moved)
             except (HostKeyRejected, AuthenticationFailed):
                 raise
             except (HostError, NodeMissing) as error:  # Docker starts again there, or `up` recreates the head
@@ -80,7 +90,7 @@ def tunnel(
                     emit(Event("warning", f"{error.message}; {url} answers with HTTP 503 until it is back"))
                 broken = True
             runtime.clock.sleep(RETRY_POLL)
-            inventory = latest()
+            inventory = now()
     finally:
         closing()
         relay.close()
@@ -129,14 +139,16 @@ class Passage:
         return has_front(serve) and answers(self.port)
 
     def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
-        """Watch the connection and what is behind it until the connection breaks, or nothing answers and it has ended.
+        """Watch the connection and what is behind it until the connection breaks, or it has ended.
+
+        That something answers keeps none open: what `ended` looks at is not the head's to decide.
 
         Raises:
             ConnectionLost: the connection broke.
         """
         if not self.answers:
             emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
-        while self.answers or not ended():
+        while not ended():
             self._head.runtime.clock.sleep(POLL_SECONDS)
             try:
                 self._head.transport.require_alive()
@@ -165,6 +177,12 @@ class Passage:
     def close(self) -> None:
         """Stop listening."""
         self._forward.close()
+
+
+def way_to_head(inventory: Inventory) -> str:
+    """Which machine the head is, by how it is reached."""
+    host, ssh = inventory.hosts[inventory.head_name], inventory.ssh
+    return json.dumps([host.destination, host.ssh.port or ssh.port, host.ssh.jump or ssh.jump])
 
 
 def no_passage(head: HostConnection, serve: ServeStatus) -> HostError:
