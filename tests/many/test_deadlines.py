@@ -91,6 +91,50 @@ def test_no_wait_is_without_a_limit() -> None:
     assert found == ENDS_ELSEWHERE
 
 
+# Who asks a host's Docker, itself or through what it is given.
+ASKED = ("docker", "volumes", "streams", "temporary", "_docker()", "_calls")
+NO_CALLS = ("after", "items", "put")
+# Here the list is short, whatever a host answers: files of one's own, tries, what two names mean.
+SHORT_LISTS = {
+    "features/pull/local_folder.py: _send_group",
+    "kernel/docker/client.py: self._calls.stream",
+    "kernel/docker/streams.py: self._calls.ask",
+    "kernel/images/host_images.py: find_held_image",
+    "kernel/node/secret_files.py: docker.read_file",
+}
+
+
+def unlimited_lists(tree: ast.AST) -> Iterator[str]:
+    """Every call to a host's Docker in a loop that has no deadline of before the loop, nor the time for all of it."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.For | ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            continue
+        body = node.body if isinstance(node, ast.For) else [getattr(node, "elt", None) or getattr(node, "value", node)]
+        for call in (one for part in body for one in ast.walk(part) if isinstance(one, ast.Call)):
+            given, parts = [*call.args, *(word.value for word in call.keywords)], ast.unparse(call.func).split(".")
+            asks = len(parts) > 1 and parts[-2] in ASKED
+            hands = any(isinstance(one, ast.Name | ast.Attribute) and is_way(ast.unparse(one)) for one in given)
+            if (
+                (asks or hands)
+                and parts[-1] not in NO_CALLS
+                and not {"deadline", "time"} & set(map(ast.unparse, given))
+            ):
+                yield ast.unparse(call.func)
+
+
+def is_way(name: str) -> bool:
+    """Whether this is what a host's Docker is asked through."""
+    return name.rsplit(".", maxsplit=1)[-1] in ("docker", "connection")
+
+
+# fault: kernel/node/secret_files.py: _in_use(docker, name, deadline) → _in_use(docker, name)
+# fault: serving/cluster/down.py: docker.volumes.remove(volume, deadline) → docker.volumes.remove(volume)
+def test_no_list_of_a_host_is_worked_through_without_a_limit_for_all_of_it() -> None:
+    """With one for each entry, a host decides how long that takes by how many it lists."""
+    found = {f"{room(path)}: {call}" for path in MODULES for call in unlimited_lists(ast.parse(path.read_text()))}
+    assert found == SHORT_LISTS
+
+
 @pytest.fixture
 def server(key: Path, tmp_path: Path) -> Iterator[Sshd]:
     """A server for one test."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from vllm_cluster.features.images.use import ClusterImage, cluster_images, freed
 from vllm_cluster.kernel.assess import each_usable, facts_of
+from vllm_cluster.kernel.docker.client import REMOVE_SECONDS
+from vllm_cluster.kernel.docker.one_by_one import OneByOne, Times
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -83,6 +85,10 @@ def prune_images(inventory: Inventory, emit: Emit, *, confirm: Confirm, runtime:
         return number
 
 
+# Each may have some ten thousand files.
+REMOVAL = Times(REMOVE_SECONDS, 30.0, 3600.0)
+
+
 @dataclass(frozen=True)
 class _Unused:
     """What nothing needs on a host, and its bytes."""
@@ -119,8 +125,10 @@ def _ask(found: Mapping[str, _Unused], confirm: Confirm) -> None:
 
 
 def _remove(connection: HostConnection, unused: _Unused, emit: Emit) -> None:
-    for image in unused.images:
-        for name in image.names or (image.id,):
-            emit(Event("start", f"removing {name}", connection.name))
-            connection.docker.remove_image(name)
+    names = [name for image in unused.images for name in image.names or (image.id,)]
+    time = OneByOne(connection.name, "remove images", len(names), connection.runtime.after, REMOVAL)
+    for name in names:
+        emit(Event("start", f"removing {name}", connection.name))
+        with time.one() as deadline:
+            connection.docker.remove_image(name, deadline)
     emit(Event("done", f"removed {count(len(unused.images), 'image')}", connection.name))

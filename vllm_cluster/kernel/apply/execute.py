@@ -11,8 +11,10 @@ from pathlib import Path
 from vllm_cluster.kernel.apply.barrier import await_gpus, await_head, ensure_same_image, members_at
 from vllm_cluster.kernel.apply.members import record_members
 from vllm_cluster.kernel.apply.moved_head import move_head
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.one_by_one import OneByOne
 from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
@@ -30,6 +32,7 @@ from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import node_files
 from vllm_cluster.kernel.node.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.diff import grace_of
 from vllm_cluster.kernel.plan.identity import Owner, owner_of
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
 from vllm_cluster.kernel.plan.plan import (
@@ -151,9 +154,12 @@ class PlanExecution:
             by_host.setdefault(operation.host, []).append(operation)
 
         def work(connection: HostConnection) -> None:
+            operations = by_host[connection.name]
+            number = sum(isinstance(one, RemoveContainer | RemoveVolume) for one in operations)
+            time = OneByOne(connection.name, stage.title, number, connection.runtime.after)
             try:
-                for operation in by_host[connection.name]:
-                    self._do(connection, operation)
+                for operation in operations:
+                    self._do(connection, operation, time)
             except VclusterError as error:
                 if not self.fleet.stopping:
                     self.emit(Event("failed", error.message, connection.name))
@@ -163,22 +169,23 @@ class PlanExecution:
         if failures:
             raise combine(failures)
 
-    def _do(self, connection: HostConnection, operation: Operation) -> None:
+    def _do(self, connection: HostConnection, operation: Operation, time: OneByOne) -> None:
         self.lease.check()
         data = {"operation": operation.verb, "message": operation.text}
         self.emit(Event("start", operation.text, connection.name, data))
         try:
-            self._carry_out(connection, operation)
+            self._carry_out(connection, operation, time)
         except HostError as error:
             raise error.with_step(operation.verb) from error.__cause__
         self.emit(Event("done", operation.past, connection.name, data))
 
-    def _carry_out(self, connection: HostConnection, operation: Operation) -> None:
+    def _carry_out(self, connection: HostConnection, operation: Operation, time: OneByOne) -> None:
         match operation:
             case PrepareImage():
                 self._prepare_image(connection, operation)
             case RemoveContainer():
-                self._remove(connection.docker, operation)
+                with time.one() as deadline:
+                    self._remove(connection.docker, operation, deadline)
             case CreateNode():
                 self._create(connection, operation.spec)
             case StartNode():
@@ -186,19 +193,20 @@ class PlanExecution:
             case RestartNode():
                 connection.docker.restart(operation.id)
             case RemoveVolume():
-                connection.docker.volumes.remove(operation.name)
+                with time.one() as deadline:
+                    connection.docker.volumes.remove(operation.name, deadline)
             case MoveHead():
                 self._move_head(connection, operation)
             case RecordMembers():
                 record_members(connection, operation, self.emit)
 
-    def _remove(self, docker: DockerApi, operation: RemoveContainer) -> None:
-        docker.remove(operation.id)
+    def _remove(self, docker: DockerApi, operation: RemoveContainer, deadline: Deadline) -> None:
+        docker.remove(operation.id, grace_of(self.plan.cluster, operation.name), deadline)
         created = any(isinstance(op, CreateNode) and op.host == operation.host for op in self.plan.operations())
         here = operation.host in self.fleet.names and not created
         if operation.name != node_name(self.plan.cluster) and here:
             # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
-            remove_orphaned(docker, Owner(self.plan.cluster, self.plan.id))
+            remove_orphaned(docker, Owner(self.plan.cluster, self.plan.id), deadline)
 
     def _move_head(self, connection: HostConnection, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))

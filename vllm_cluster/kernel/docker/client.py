@@ -90,6 +90,10 @@ class DockerApi:
         """The host's own clock when Docker answered last, as seconds of Unix time; None where it sent none."""
         return self._calls.now
 
+    def after(self, seconds: float) -> Deadline:
+        """The moment `seconds` from now."""
+        return self._calls.after(seconds)
+
     @contextmanager
     def counted(self, memory: Memory, most: int) -> Iterator[None]:
         """Count meanwhile what is made of answers as kept there; from now on one read at once has so many bytes."""
@@ -168,11 +172,11 @@ class DockerApi:
         query = {"repo": repository, "tag": tag}
         self._calls.do(Call(f"tag {repository}:{tag}", "POST", path("images", image_id, "tag"), query))
 
-    def remove_image(self, reference: str) -> None:
+    def remove_image(self, reference: str, deadline: Deadline | None = None) -> None:
         """Remove an image by a name, or one that has none by its id; no error where it is gone."""
         with suppress(NotFound):
             call = Call(f"remove image {reference}", "DELETE", path("images", reference))
-            self._calls.ask(call, lambda _: None, self._calls.after(REMOVE_SECONDS))
+            self._calls.ask(call, lambda _: None, deadline or self._calls.after(REMOVE_SECONDS))
 
     def create(self, name: str, body: Mapping[str, object]) -> str:
         """Create a container from an Engine API body, without its image's own health check; returns its id."""
@@ -188,9 +192,10 @@ class DockerApi:
         call = Call(f"restart {container[:12]}", "POST", path("containers", container, "restart"), {"t": grace})
         self._calls.do(call, self._calls.after(grace + CALL_SECONDS))
 
-    def remove(self, container: str, grace: int = 30) -> None:
+    def remove(self, container: str, grace: int = 30, deadline: Deadline | None = None) -> None:
         """Stop a container with `grace` seconds to end by itself, and remove it; no error where it is gone."""
-        deadline, there, short = self._calls.after(grace + CALL_SECONDS), path("containers", container), container[:12]
+        deadline = deadline.sooner(grace + CALL_SECONDS) if deadline else self._calls.after(grace + CALL_SECONDS)
+        there, short = path("containers", container), container[:12]
         try:
             self._calls.do(Call(f"stop {short}", "POST", f"{there}/stop", {"t": grace}), deadline)
             self._calls.do(Call(f"remove {short}", "DELETE", there, {"force": 1, "v": 1}), deadline)

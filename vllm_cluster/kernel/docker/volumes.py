@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker import parse
-from vllm_cluster.kernel.docker.calls import Call, Calls, NotFound, path
+from vllm_cluster.kernel.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
+from vllm_cluster.kernel.docker.one_by_one import OneByOne
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.docker_objects import DockerVolume
 from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID
@@ -55,10 +57,11 @@ class Volumes:
         # A Docker that was restarted leaves out the labels here, and knows them all the same.
         return has or self._calls.ask(Call(what, "GET", path("volumes", name)), parse.read_volume).labels
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, deadline: Deadline | None = None) -> None:
         """Remove a volume; no error where it is gone."""
+        deadline = deadline.sooner(CALL_SECONDS) if deadline else None
         with suppress(NotFound):
-            self._calls.do(Call(f"remove volume {name}", "DELETE", path("volumes", name)))
+            self._calls.do(Call(f"remove volume {name}", "DELETE", path("volumes", name)), deadline)
 
     def remove_unlabelled(self, part: str, wanted: Callable[[str], bool]) -> int:
         """Remove the volumes that have no label, option, byte or user, and a wanted name; how many were removed.
@@ -68,7 +71,6 @@ class Volumes:
         Docker makes a volume's folder first and notes its labels after: one that is killed in between leaves such a
         volume (4 of 24 kills of Docker 20.10 while it made volumes did), which would look like another owner's.
         """
-        removed = 0
         suspects = {
             row.name for row in self._listed({"name": [part]}) if not (row.labels or row.options) and wanted(row.name)
         }
@@ -76,8 +78,10 @@ class Volumes:
             return 0
         # Not without `type`: Docker would add up all images and containers too.
         look = Call("look into volumes", "GET", "/system/df", {"type": "volume"})
-        for row in self._calls.ask(look, parse.volumes, self._calls.after(LOOK_SECONDS)):
-            if row.name in suspects and (row.size_bytes, row.users) == (0, 0):
-                self._calls.do(Call(f"remove volume {row.name}", "DELETE", path("volumes", row.name)))
-                removed += 1
-        return removed
+        rows = self._calls.ask(look, parse.volumes, self._calls.after(LOOK_SECONDS))
+        empty = [row.name for row in rows if row.name in suspects and (row.size_bytes, row.users) == (0, 0)]
+        time = OneByOne(self._calls.host, "remove volumes", len(empty), self._calls.after)
+        for name in empty:
+            with time.one() as deadline:
+                self._calls.do(Call(f"remove volume {name}", "DELETE", path("volumes", name)), deadline)
+        return len(empty)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
+from vllm_cluster.kernel.docker.one_by_one import OneByOne
 from vllm_cluster.kernel.docker.temporary import temporary_name
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -45,18 +47,23 @@ def provide(docker: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets
 def remove_unused(docker: DockerApi, spec: ContainerSpec) -> None:
     """Remove what earlier nodes of this cluster were given, where no container uses it, and what Docker half made."""
     docker.volumes.remove_unlabelled(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
+    unused = list[str]()
     for name, labels in docker.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
         own = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
         if own and name not in (spec.state_volume, spec.secrets_volume):
-            _in_use(docker, name)
+            unused.append(name)
+    time = OneByOne(docker.host, "remove volumes", len(unused), docker.after)
+    for name in unused:
+        with time.one() as deadline:
+            _in_use(docker, name, deadline)
 
 
-def remove_orphaned(docker: DockerApi, owner: Owner) -> None:
+def remove_orphaned(docker: DockerApi, owner: Owner, deadline: Deadline) -> None:
     """Remove the volumes of secrets that no container uses, where the node has its own."""
     for name, labels in docker.volumes.labelled(f"{CLUSTER}={owner.cluster}").items():
         own = is_volume_name(owner.cluster, name) and labels.get(ID) == owner.id
         if own and name != state_volume(owner.cluster):
-            _in_use(docker, name)
+            _in_use(docker, name, deadline)
 
 
 def read_kept(
@@ -103,10 +110,10 @@ def _files(docker: DockerApi, container: str, wanted: Mapping[str, str]) -> dict
     return {name: content.decode("utf-8", "replace") for name, content in contents.items() if content}
 
 
-def _in_use(docker: DockerApi, volume: str) -> bool:
+def _in_use(docker: DockerApi, volume: str, deadline: Deadline | None = None) -> bool:
     """Remove a volume; whether that cannot be, since a container uses it."""
     try:
-        docker.volumes.remove(volume)
+        docker.volumes.remove(volume, deadline)
     except CommandFailed as error:
         if error.returncode != CONFLICT:
             raise

@@ -27,6 +27,7 @@ from vllm_cluster.kernel.plan.plan import (
     Stage,
     StartNode,
 )
+from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.plan.spec import (
     BASE_IMAGE,
     ID,
@@ -35,6 +36,7 @@ from vllm_cluster.kernel.plan.spec import (
     ContainerSpec,
     FieldChange,
     compare_specs,
+    node_name,
     stored_spec,
 )
 
@@ -174,6 +176,11 @@ def remove_member(cluster: str, identity: str, host: str, facts: HostFacts) -> I
     for name, labels in sorted(facts.volumes.items(), reverse=True):
         if is_volume_name(cluster, name) and labels.get(ID) == identity:
             yield RemoveVolume(host, name, LEFT)
+
+
+def grace_of(cluster: str, name: str) -> int:
+    """How many seconds a container has to end by itself; what a run left over has nothing to bring to an end."""
+    return 30 if name in (node_name(cluster), container_name(cluster)) else 0
 
 
 def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operation, ...]:

@@ -11,6 +11,7 @@ from vllm_cluster.kernel.apply.members import by_hand, look_at_former, unproven,
 from vllm_cluster.kernel.checks.docker import name_taken
 from vllm_cluster.kernel.checks.docker import warn_of_foreign as foreign_findings
 from vllm_cluster.kernel.checks.finding import ensure_no_errors
+from vllm_cluster.kernel.docker.one_by_one import OneByOne
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.facts.docker_objects import Container
@@ -22,7 +23,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.plan.diff import remove_member
+from vllm_cluster.kernel.plan.diff import grace_of, remove_member
 from vllm_cluster.kernel.plan.identity import (
     authority,
     find_foreign,
@@ -33,7 +34,7 @@ from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.kernel.plan.members import former, record_of
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, node_name
-from vllm_cluster.kernel.text import count
+from vllm_cluster.kernel.text import and_more, count
 from vllm_cluster.serving.consent import Confirm, Consent, Stops, batches_beside, served_by
 
 
@@ -262,19 +263,23 @@ class Removal:
     def _remove_all(self, connection: HostConnection) -> Counter[str]:
         """Remove what the cluster has on a host; returns how many of each kind were removed."""
         docker, removed = connection.docker, Counter[str]()
-        for container in self._containers(connection):
+        containers, volumes = self._containers(connection), self._volumes(connection)
+        time = OneByOne(connection.name, "down", len(containers) + len(volumes), connection.runtime.after)
+        for container in containers:
             self.emit(Event("start", f"removing {container.name}", connection.name))
-            docker.remove(container.id)
+            with time.one() as deadline:
+                docker.remove(container.id, grace_of(self.cluster, container.name), deadline)
             removed["container"] += 1
-        for volume in self._volumes(connection):
-            docker.volumes.remove(volume)
+        for volume in volumes:
+            with time.one() as deadline:
+                docker.volumes.remove(volume, deadline)
             removed["volume"] += 1
         removed["volume"] += docker.volumes.remove_unlabelled(
             node_name(self.cluster), partial(is_volume_name, self.cluster)
         )
         left = [container.name for container in self._containers(connection)] + self._volumes(connection)
         if left:
-            raise HostError(connection.name, f"down: not removed: {', '.join(left)}", hint="vcluster down")
+            raise HostError(connection.name, f"down: not removed: {and_more(left)}", hint="vcluster down")
         self.emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
         return removed
 
