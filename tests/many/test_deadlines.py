@@ -127,7 +127,6 @@ def is_way(name: str) -> bool:
     return name.rsplit(".", maxsplit=1)[-1] in ("docker", "connection")
 
 
-# fault: kernel/node/secret_files.py: _in_use(docker, name, deadline) → _in_use(docker, name)
 # fault: serving/cluster/down.py: docker.volumes.remove(volume, deadline) → docker.volumes.remove(volume)
 def test_no_list_of_a_host_is_worked_through_without_a_limit_for_all_of_it() -> None:
     """With one for each entry, a host decides how long that takes by how many it lists."""

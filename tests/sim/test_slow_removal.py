@@ -47,7 +47,7 @@ def take_time(monkeypatch: pytest.MonkeyPatch, world: World, kind: type, at: Cal
     return took
 
 
-# fault: serving/cluster/down.py: docker.remove(container.id, grace_of(self.cluster, container.name), deadline) → docker.remove(container.id, 0, connection.runtime.after(60))
+# fault: serving/cluster/down.py: len(containers) + len(volumes), connection.runtime.after) → 1, lambda _: connection.runtime.after(10**6))
 # fault: kernel/apply/execute.py: time = OneByOne(connection.name, stage.title, number, connection.runtime.after) → time = OneByOne(connection.name, stage.title, 10**6, lambda _: connection.runtime.after(10**6))
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_leftovers_of_one_host_end_no_later_than_its_time(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:

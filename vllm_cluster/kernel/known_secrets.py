@@ -11,6 +11,7 @@ import html
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import quote_plus
 
 from vllm_cluster.kernel.text import REDACTED, redact
@@ -19,7 +20,8 @@ from vllm_cluster.kernel.text import REDACTED, redact
 MIN_SECRET = 6
 # Of a text, without escapes at once.
 PIECE = 64 << 10
-# Characters compared in one text, and what each comparison counts for: 30,000 near 128 long secrets took 22 s.
+# Characters compared in all texts of one origin, and what each comparison counts for: 30,000 near 128 long secrets took
+# 22 s.
 MAX_COMPARED, COMPARED_ONCE = 20_000_000_000, 2_000
 
 Forms = Mapping[str, Sequence[tuple[int, set[str]]]]
@@ -46,18 +48,28 @@ _HIDDEN = re.compile(rf"[\r\n{_NOTHING}]")
 _BEGUN = ("\x1b[", "\\", "%", "&")
 
 
-def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Takes these secrets out of a text, and all that looks like one."""
+@dataclass
+class Budget:
+    """How many characters may still be compared in the texts of one origin, which may be made to look like secrets."""
+
+    left: int = field(default_factory=lambda: MAX_COMPARED)
+
+
+def redactor(secrets: Iterable[str]) -> Callable[[str, Budget], str]:
+    """Takes these secrets out of a text, and all that looks like one.
+
+    Once the budget is used up, a text ends where the first is like a secret.
+    """
     every = {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
     # By how they begin and by their length: of an alternation of thousands of forms 1 MB of text took a minute.
     whole = every | set(map(_without_escapes, every))
     rests = {rest for form in whole for rest in _rests(form) if len(rest) >= MIN_SECRET} - whole
     forms, behind = _by_begin(whole), _by_begin(whole | rests)
 
-    def without(text: str) -> str:
-        text = _cut(text, _places(forms, text))
+    def without(text: str, budget: Budget) -> str:
+        text = _cut(text, _places(forms, text, budget))
         plain = _without_escapes(text)
-        places = _places(behind, plain)
+        places = _places(behind, plain, budget)
         without_begin = {begin for begin, end in places if plain[begin:end] in rests}
         del plain
         return redact(_cut(text, _before_escapes(text, places, without_begin)))
@@ -92,15 +104,15 @@ def _forms(secret: str) -> Iterator[str]:
                 yield middle
 
 
-def _places(forms: Forms, text: str) -> list[Place]:
+def _places(forms: Forms, text: str, budget: Budget) -> list[Place]:
     """Where these forms are; they are by how they begin, and then by their length."""
-    found, done, left = list[Place](), 0, MAX_COMPARED
+    found, done = list[Place](), 0
     for at in (at for at in range(len(text) - MIN_SECRET + 1) if text[at : at + MIN_SECRET] in forms):
         if at < done:
             continue
         those = forms[text[at : at + MIN_SECRET]]
-        left -= sum(length + COMPARED_ONCE for length, _ in those)
-        if left < 0:
+        budget.left -= sum(length + COMPARED_ONCE for length, _ in those)
+        if budget.left < 0:
             return [*found, (at, None)]
         if length := next((length for length, of in those if text[at : at + length] in of), 0):
             done = at + length

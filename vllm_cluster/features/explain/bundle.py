@@ -9,6 +9,7 @@ import platform
 import subprocess
 import tarfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +35,7 @@ from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.hosts.secrets import read_references, references
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.known_secrets import redactor
+from vllm_cluster.kernel.known_secrets import Budget, redactor
 from vllm_cluster.kernel.laptop import cache_folder, read_own_file
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
@@ -83,10 +84,15 @@ def bundle(inventory: Inventory, emit: Emit, path: Path, *, runtime: Runtime = S
         hosts, failures = fleet.each(lambda connection: _look(inventory, connection))
     known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])
+    # By host: each decides how many files it has, and how much in them is like a secret.
+    budgets = defaultdict[str, Budget](Budget)
     files = {
-        name: without_secrets(text)[:MAX_FILE_BYTES].encode()
+        name: without_secrets(text, budgets[name[: name.find("/") + 1]])[:MAX_FILE_BYTES].encode()
         for name, text in chain(_files(inventory, hosts, failures), _calls(inventory))
     }
+    for folder in (folder for folder, budget in budgets.items() if budget.left < 0):
+        text = f"{folder or path}: too much is like secrets to look through: the rest of such files is left out"
+        emit(Event("warning", text))
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
     _write(path, files)
     return {name: len(content) for name, content in files.items()}, failures

@@ -12,7 +12,9 @@ from tests.support.bounds import within
 from tests.support.sim import lab, make
 from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
-from vllm_cluster.kernel.known_secrets import redactor
+from vllm_cluster.kernel import known_secrets
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.known_secrets import Budget, redactor
 from vllm_cluster.kernel.plan.spec import SECRET
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.serving.explain.logs import Log
@@ -129,4 +131,33 @@ def test_a_long_log_with_an_emoji_is_looked_through_in_little_memory() -> None:
     text = "\N{GRINNING FACE}" + "a line\n" * (bundle.MAX_FILE_BYTES // 7 // 12) + "password=hunter22"
     redact("password=hunter22")
     with within(60, megabytes=3):
-        redactor(["secret-not-there"])(text)
+        redactor(["secret-not-there"])(text, Budget())
+
+
+# fault: features/explain/bundle.py: budgets[name[: name.find("/") + 1]] → Budget()
+def test_a_host_s_files_have_one_budget_and_the_others_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host gave secrets and files that nearly match, and each file took its time anew."""
+    monkeypatch.setattr(known_secrets, "MAX_COMPARED", 8_000_000)
+    near = b"a" * 700
+    kept = {"gpu1": [b"aaaaaaa", b"honest"], "gpu2": [near] * 5}
+
+    def collect(connection: HostConnection, *_: object) -> list[Log]:
+        return [Log(connection.name, f"ray/{n}.log", ((1, text),)) for n, text in enumerate(kept[connection.name])]
+
+    monkeypatch.setattr(bundle, "collect", collect)
+    monkeypatch.setattr(bundle, "_own_secrets", lambda _: ["a" * (1000 + number) + "b" for number in range(5)])
+    inventory, world, path = make.inventory(2), make.world((2, 2)), tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        outcome = lab.succeed(world, inventory, lab.verb(bundle.bundle, path))
+    with tarfile.open(path) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar}
+        whole = {name.removeprefix("vcluster-bundle/"): stream.read() for name, stream in files.items() if stream}
+    assert [whole[f"gpu1/ray/{n}.log"] for n in (0, 1)] == kept["gpu1"]
+    cut = [n for n in range(5) if whole[f"gpu2/ray/{n}.log"] != near]
+    assert cut and cut == list(range(cut[0], 5)), cut
+    assert [event.text for event in outcome.events if event.kind == "warning"] == [
+        "gpu2/: too much is like secrets to look through: the rest of such files is left out"
+    ]
