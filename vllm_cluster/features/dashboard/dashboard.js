@@ -23,13 +23,15 @@ function topology(view) {
 const mean = values => values.length ? values.reduce((one, other) => one + other) / values.length : null;
 const share = (used, total) => total ? 100 * used / total : null;
 const sum = (rows, key) => rows.reduce((total, row) => total + (row[key] ?? 0), 0);
+// By a name that a host chose: that of each object's own methods is none of its rows.
+const of = rows => name => Object.hasOwn(rows, name) ? rows[name] : undefined;
 const isGood = host => host.state === "running" && host.joined_gpus === host.gpus;
 
 // One row a host: what is wrong, and how busy it is, without a scroll.
 function overview(view) {
-  const onGpus = Object.values(view.loads).some(load => load.gpus.length);
+  const loadOf = of(view.loads), onGpus = Object.values(view.loads).some(load => load.gpus.length);
   table("overview", view.hosts.map(host => {
-    const load = view.loads[host.host], gpus = load?.gpus ?? [], known = gpus.filter(gpu => gpu.use_percent != null);
+    const load = loadOf(host.host), gpus = load?.gpus ?? [], known = gpus.filter(gpu => gpu.use_percent != null);
     const busy = {"GPU use": percent(mean(known.map(gpu => gpu.use_percent))),
       "GPU memory": percent(share(sum(gpus, "memory_used_bytes"), sum(gpus, "memory_total_bytes")))};
     return {"host": host.host, "state": host.state, "GPUs": `${host.joined_gpus ?? "?"}/${host.gpus ?? "?"}`, ...(onGpus ? busy : {}),
@@ -106,7 +108,7 @@ function draw({view, points, events}) {
     tile("requests running", number(model.requests_running)), tile("requests waiting", number(model.requests_waiting)),
     tile("KV cache", percent(model.kv_cache_percent)), tile("prefix hits", percent(model.prefix_hit_percent)),
     tile("TTFT median", ms(model.first_token_p50_seconds)), tile("TPOT median", ms(model.next_token_p50_seconds)));
-  put("replicas", ...replicas.map(replica => replicaLine(replica, view.replica_loads[replica.index], models(replicas).length > 1)));
+  put("replicas", ...replicas.map(replica => replicaLine(replica, of(view.replica_loads)(replica.index), models(replicas).length > 1)));
   put("charts", chart("Tokens a second", points, [["prompt_tokens_per_second", "var(--line)", "in"], ["generated_tokens_per_second", "var(--good)", "out"]], amount),
     chart("Requests", points, [["requests_running", "var(--line)", "running"], ["requests_waiting", "var(--bad)", "waiting"]], amount),
     chart("Time to first token", points, [["first_token_p50_seconds", "var(--line)", "median"], ["first_token_p95_seconds", "var(--bad)", "95 %"]], ms),
@@ -114,7 +116,7 @@ function draw({view, points, events}) {
     chart("KV cache and GPUs", points, [["kv_cache_percent", "var(--line)", "KV cache"],
       ...(points.some(point => point.gpu_percent != null) ? [["gpu_percent", "var(--good)", "GPU use"]] : [])], percent));
   topology(view);
-  put("hosts", ...view.hosts.map(host => hostCard(host, view.loads[host.host])));
+  put("hosts", ...view.hosts.map(host => hostCard(host, of(view.loads)(host.host))));
   const phases = each.flatMap(one => one.phases.map(([name, seconds]) => [named(one, index => `${index}: `) + name, seconds]));
   const most = Math.max(1, ...phases.map(([, seconds]) => seconds));
   put("phases", ...phases.map(([name, seconds]) => bar(name, `${seconds} s`, 100 * seconds / most)));
@@ -126,12 +128,17 @@ let last = null;
 addEventListener("resize", () => last && topology(last.view));
 
 async function again() {
+  let found = null;
   try {
     const answer = await fetch("data", {cache: "no-store"});
-    const found = await answer.json();
-    if (found.view) draw(last = found);
+    found = await answer.json();
   } catch (error) {
     at("phase").textContent = `vcluster dashboard has ended (${error.message})`;
+  }
+  try {
+    if (found?.view) draw(last = found);
+  } catch (error) {
+    at("phase").textContent = `this page cannot draw what it was given (${error.message})`;
   }
   setTimeout(again, 2000);
 }

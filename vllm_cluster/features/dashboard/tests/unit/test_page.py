@@ -155,6 +155,25 @@ def test_the_page_is_self_contained_and_makes_no_markup_of_what_hosts_write() ->
     assert len(re.findall(r"<script|<style", text)) == text.count('nonce="@NONCE@"') == 2
 
 
+# fault: features/dashboard/dashboard.js: const load = loadOf(host.host), → const load = view.loads[host.host],
+# fault: features/dashboard/dashboard.js: hostCard(host, of(view.loads)(host.host)) → hostCard(host, view.loads[host.host])
+# fault: features/dashboard/dashboard.js: Object.hasOwn(rows, name) ? rows[name] : undefined → rows[name]
+def test_no_row_is_looked_up_by_a_name_that_each_object_has() -> None:
+    """A host called `constructor` had a load that was a function, and the page drew nothing any more."""
+    script = DashboardFeed(str).page()[1].decode().partition("<script")[2]
+    by_name = re.findall(r"(?:\.|\b)(?:view|loads|replica_loads|rows)\[[a-z][\w.]*\]", script)
+    assert by_name == ["rows[name]"]
+    assert "Object.hasOwn(rows, name) ? rows[name]" in script
+
+
+# fault: features/dashboard/dashboard.js: `this page cannot draw what it was given → `vcluster dashboard has ended
+def test_what_cannot_be_drawn_is_no_end_of_the_program() -> None:
+    script = DashboardFeed(str).page()[1].decode().partition("async function again()")[2]
+    asked, drawn = script.split("draw(last", 1)
+    assert "has ended" in asked and "has ended" not in drawn
+    assert "cannot draw" in drawn
+
+
 def test_health_failure_and_hosts_come_before_the_charts() -> None:
     page = DashboardFeed(str).page()[1].decode()
     ids = re.findall(r'id="([a-z-]+)"', page)
