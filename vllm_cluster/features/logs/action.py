@@ -13,7 +13,7 @@ from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.features.logs.orders import Marks
 from vllm_cluster.kernel.assess import require_name
 from vllm_cluster.kernel.errors import VclusterError, combine
-from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -57,6 +57,8 @@ def show_logs(
             if lines:
                 found = True
                 show(lines)
+            for host in merge.passed_over():
+                emit(Event("note", "its log brings nothing newer: the lines of the others wait for it no more", host))
             # The merge counts them as shown from its next call on.
             del lines
             _refuse_none(hosts)
@@ -109,7 +111,9 @@ def _reading(
                 return False
             if asked.follow:
                 return True
-            one.settled.wait(SETTLE_SECONDS)
+            # The lines behind it wait no more where it has not begun by then.
+            if not one.settled.wait(SETTLE_SECONDS):
+                one.settled.set()
             return one.ranks_read
 
         for name in asked.hosts:

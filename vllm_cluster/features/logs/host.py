@@ -251,7 +251,7 @@ class HostLogs:
         orders = OrderFeed(node, asked, merge) if head else None
         self._feeds: list[Feed] = [feed for feed in (self._ranks, group, container, orders) if feed]
         for feed in self._feeds:
-            merge.add(feed)
+            merge.add(feed, self.host)
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._ready, self._offset = False, 0
         self._until: int | None = None

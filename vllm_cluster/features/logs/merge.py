@@ -20,8 +20,9 @@ MAX_WAITING = 8 << 20
 # A log that is followed and has had no line for so long has none: what others print is shown without it.
 IDLE_SECONDS = 0.3
 # Of logs that are followed no line waits longer for older ones: a host that prints lines of 1970 without end would hide
-# those of all others.
-MAX_HELD_SECONDS = 30.0
+# those of all others. Of logs that end, the others do not wait for one that brings nothing newer for so long, nor again
+# for one for which a line has waited `LONGEST_SECONDS`.
+MAX_HELD_SECONDS, LONGEST_SECONDS = 30.0, 300.0
 # What a line costs beside its text.
 LINE_SIZE = 150
 # The first line may be at the end of 150 MB that Docker searches for it.
@@ -42,6 +43,17 @@ class _Queue:
     # Until when a line that is older than those of others may still come; None while it is not known.
     until: float | None = None
     over: bool = False
+    host: str = ""
+    # When a line came that is newer than all before it, and since when its reader waits for room: that does not count.
+    rose: float = 0.0
+    blocked: float | None = None
+    # Whether the others wait for it no more, and whether that is for good.
+    passed: bool = False
+    late: bool = False
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it has brought nothing newer for too long."""
+        return self.late or (now if self.blocked is None else self.blocked) - self.rose > MAX_HELD_SECONDS
 
     def held(self, since: float) -> int:
         """How many lines came before a moment."""
@@ -73,11 +85,13 @@ class LogMerge:
         self._clock, self._follow = clock, follow
         self._changed = threading.Condition()
         self._closed = False
+        self._passed: dict[str, bool] = {}
+        self._judge = 0.0
 
-    def add(self, log: object) -> None:
-        """Wait for the lines of this log, too."""
+    def add(self, log: object, host: str = "") -> None:
+        """Wait for the lines of this log of a host, too."""
         with self._changed:
-            self._queues[log] = _Queue()
+            self._queues[log] = _Queue(host=host, rose=self._clock.monotonic())
 
     def put(self, log: object, lines: Sequence[Line]) -> None:
         """Add lines; then waits while too many have not been taken, so that none are held beside those that wait here.
@@ -91,17 +105,20 @@ class LogMerge:
             for line in lines:
                 newest = max(newest, line.at)
                 queue.lines.append(line if line.at == newest else Line(newest, *line[1:]))
-            queue.newest = newest
+            now = self._clock.monotonic()
+            if newest > queue.newest:
+                queue.newest, queue.rose, queue.passed = newest, now, queue.late
             size = sum(map(_size, lines))
             queue.size += size
             self._waiting += size
-            now = self._clock.monotonic()
             queue.until = now + IDLE_SECONDS
             if lines:
                 queue.came.append((now, len(lines)))
             self._changed.notify_all()
+            queue.blocked = now
             while self._is_full(queue) and not self._closed:
                 self._changed.wait(IDLE_SECONDS)
+            queue.rose, queue.blocked = queue.rose + self._clock.monotonic() - now, None
             if self._closed:
                 raise EOFError("the reader has gone")
 
@@ -148,13 +165,34 @@ class LogMerge:
         lines.sort(key=_AT)
         return lines
 
+    def passed_over(self) -> list[str]:
+        """The hosts for whose logs the others have stopped waiting since the last call."""
+        with self._changed:
+            hosts, self._passed = self._passed, {}
+            return list(hosts)
+
+    def _follow_known(self, now: float) -> float:
+        """The time to which every log is known that is not idle."""
+        queues = self._queues.values()
+        return min((q.newest for q in queues if not q.over and (q.until is None or now < q.until)), default=_ALWAYS)
+
+    def _known(self, now: float) -> float:
+        """The time to which every log is known for which the others wait."""
+        queues = [queue for queue in self._queues.values() if not queue.over]
+        least = min((queue.newest for queue in queues if not queue.is_stalled(now)), default=_ALWAYS)
+        # One after the other: what was kept back by one has yet to come.
+        longest = now > self._judge and any(queue.held(now - LONGEST_SECONDS) for queue in self._queues.values())
+        self._judge = now + MAX_HELD_SECONDS if longest else self._judge
+        for queue in queues:
+            queue.late = queue.late or (longest and queue.newest == least)
+            if queue.is_stalled(now) and not (queue.passed or queue.lines):
+                queue.passed = self._passed[queue.host] = True
+        return min((queue.newest for queue in queues if not queue.is_stalled(now)), default=_ALWAYS)
+
     def _due(self) -> list[Line]:
         """All lines up to the time to which every log is known."""
-        now, known = self._clock.monotonic(), _ALWAYS
-        for queue in self._queues.values():
-            idle = self._follow and queue.until is not None and now >= queue.until
-            if not queue.over and not idle:
-                known = min(known, queue.newest)
+        now = self._clock.monotonic()
+        known = self._follow_known(now) if self._follow else self._known(now)
         due: list[Line] = []
         for queue in self._queues.values():
             held = queue.held(now - MAX_HELD_SECONDS) if self._follow else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -96,6 +97,59 @@ def test_one_that_is_followed_and_idle_holds_nothing_back_and_one_that_begins_do
 
     until(shown)
     assert found == [line(1)]
+
+
+def shown_of(merge: LogMerge, clock: Clock, lies: Callable[[int], None], turns: int = 4000) -> dict[str, float]:
+    """When each line of the first host is shown, while `lies` does what another host does."""
+    shown: dict[str, float] = {}
+    for number in range(turns):
+        lies(number)
+        shown.update({one.text: clock.now for one in merge.take(0) or [] if one.host == "gpu1"})
+        clock.sleep(0.1)
+    return shown
+
+
+# fault: features/logs/merge.py: - self.rose > MAX_HELD_SECONDS → - self.rose > 10**9
+# fault: features/logs/merge.py: queue.late = queue.late or (longest → queue.late = queue.late or (False
+# fault: features/logs/merge.py: if newest > queue.newest: → if newest >= queue.newest:
+@pytest.mark.parametrize(
+    ("rises", "every", "most"), [(0, 50, 31), (None, 1, 31), (1, 200, 301)], ids=["1970", "nothing", "rises a little"]
+)
+def test_a_log_that_ends_is_not_kept_back_by_one_that_does_not(rises: int | None, every: int, most: float) -> None:
+    """A line of 1970 each 5 s, or a byte a second of one line: none of the others' was shown."""
+    clock = Clock()
+    merge = LogMerge(clock, follow=False)
+    for log, host in (("honest", "gpu1"), ("lies", "gpu2")):
+        merge.add(log, host)
+    merge.put("honest", [line(10**18, text="a"), line(10**18 + 1, text="b")])
+    begin = clock.now
+
+    def lies(number: int) -> None:
+        if number == 3500:
+            merge.put("honest", [line(10**18 + 2, text="later")])
+        if number % every == 0:
+            merge.put("lies", [] if rises is None else [line(6 + number * rises, "gpu2")])
+
+    shown = shown_of(merge, clock, lies)
+    assert most - 2 <= shown["a"] - begin == shown["b"] - begin <= most
+    assert shown["later"] - begin < 352, "it is not waited for again"
+    assert "gpu2" in merge.passed_over()
+    assert merge.passed_over() == []
+
+
+# fault: features/logs/merge.py: queue.rose, queue.blocked = queue.rose + self._clock.monotonic() - now, None → queue.blocked = None
+def test_a_log_whose_reader_waited_for_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, full = Clock(), iter([True] * 400)
+    merge = LogMerge(clock, follow=False)
+    for log in ("waits", "other"):
+        merge.add(log, log)
+    monkeypatch.setattr(merge, "_is_full", lambda queue: queue is merge._queues["waits"] and next(full, False))
+    monkeypatch.setattr(merge._changed, "wait", clock.sleep)
+    merge.put("waits", [line(1)])
+    assert clock.now > 100
+    merge.put("other", [line(2, text="later")])
+    assert [one.at for one in merge.take(0) or ()] == [1]
+    assert merge.passed_over() == []
 
 
 # fault: features/logs/merge.py: held = queue.held(now - MAX_HELD_SECONDS) if self._follow else 0 → held = 0
