@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel import known_secrets
-from vllm_cluster.kernel.known_secrets import Budget, redactor
+from vllm_cluster.kernel.known_secrets import Comparisons, redactor
 from vllm_cluster.kernel.text import REDACTED
 
 CANARY = "cänary/+key with=0123456789"
@@ -33,7 +33,7 @@ def forms(secret: str) -> list[str]:
 def redacted(secrets: Iterable[str]) -> Callable[[str], str]:
     """Takes secrets out of one text."""
     without = redactor(secrets)
-    return lambda text: without(text, Budget())
+    return lambda text: without(text, Comparisons())
 
 
 @pytest.mark.parametrize("form", forms(CANARY))
@@ -79,12 +79,12 @@ def test_a_text_like_secrets_is_cut_rather_than_looked_through(monkeypatch: pyte
     assert secrets[5] not in shown and len(shown) < 2000
 
 
-# fault: kernel/known_secrets.py: places = _places(behind, plain, budget) → places = _places(behind, plain, Budget())
-# fault: kernel/known_secrets.py: text = _cut(text, _places(forms, text, budget)) → text = _cut(text, _places(forms, text, Budget()))
+# fault: kernel/known_secrets.py: places = _places(behind, plain, budget) → places = _places(behind, plain, Comparisons())
+# fault: kernel/known_secrets.py: text = _cut(text, _places(forms, text, budget)) → text = _cut(text, _places(forms, text, Comparisons()))
 def test_all_texts_of_one_origin_have_one_budget() -> None:
     """A host gives as many files as it likes."""
     secrets = ["z" * (1000 - number) + "y" for number in range(100)]
-    without, budget = redactor(secrets), Budget(10**9)
+    without, budget = redactor(secrets), Comparisons(10**9)
     without(f"before {'z' * 6} after", budget)
     once = sum(len(secret) + known_secrets.COMPARED_ONCE for secret in secrets)
     assert 10**9 - budget.left >= 2 * once, "as it is, and without escapes"
@@ -128,7 +128,7 @@ ESCAPED = {
 }
 
 
-# fault: kernel/known_secrets.py: _places(behind, plain) → _places({}, plain)
+# fault: kernel/known_secrets.py: _places(behind, plain, budget) → _places({}, plain, budget)
 # fault: kernel/known_secrets.py: _SIGN = r"%(?:25){0,3}" → _SIGN = r"%"
 # fault: kernel/known_secrets.py: |[\r\n]{{1,8}}{_BEFORE}| → |[\r\n]{{1,8}}|
 # fault: kernel/known_secrets.py: &(?:amp;){0,3} → &

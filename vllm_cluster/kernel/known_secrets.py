@@ -49,13 +49,13 @@ _BEGUN = ("\x1b[", "\\", "%", "&")
 
 
 @dataclass
-class Budget:
+class Comparisons:
     """How many characters may still be compared in the texts of one origin, which may be made to look like secrets."""
 
     left: int = field(default_factory=lambda: MAX_COMPARED)
 
 
-def redactor(secrets: Iterable[str]) -> Callable[[str, Budget], str]:
+def redactor(secrets: Iterable[str]) -> Callable[[str, Comparisons], str]:
     """Takes these secrets out of a text, and all that looks like one.
 
     Once the budget is used up, a text ends where the first is like a secret.
@@ -66,7 +66,7 @@ def redactor(secrets: Iterable[str]) -> Callable[[str, Budget], str]:
     rests = {rest for form in whole for rest in _rests(form) if len(rest) >= MIN_SECRET} - whole
     forms, behind = _by_begin(whole), _by_begin(whole | rests)
 
-    def without(text: str, budget: Budget) -> str:
+    def without(text: str, budget: Comparisons) -> str:
         text = _cut(text, _places(forms, text, budget))
         plain = _without_escapes(text)
         places = _places(behind, plain, budget)
@@ -104,7 +104,7 @@ def _forms(secret: str) -> Iterator[str]:
                 yield middle
 
 
-def _places(forms: Forms, text: str, budget: Budget) -> list[Place]:
+def _places(forms: Forms, text: str, budget: Comparisons) -> list[Place]:
     """Where these forms are; they are by how they begin, and then by their length."""
     found, done = list[Place](), 0
     for at in (at for at in range(len(text) - MIN_SECRET + 1) if text[at : at + MIN_SECRET] in forms):

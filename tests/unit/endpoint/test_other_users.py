@@ -102,7 +102,7 @@ def test_a_tunnel_leads_nowhere_once_nothing_is_served(other: int) -> None:
 # fault: serving/endpoint/tunnel.py: while not ended(): → while self.answers or not ended():
 def test_a_tunnel_leaves_a_head_that_answers(other: int) -> None:
     """Whether it is the head any more is not its own to decide."""
-    head = Head(*["ready"] * 3)
+    head = Head("ready", "ready", "ready")
     with closing(head.passage(other)) as passage:
         assert passage.answers
         passage.hold(lambda _: None, lambda: len(head.phases) < 2)

@@ -35,7 +35,7 @@ from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.hosts.secrets import read_references, references
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.known_secrets import Budget, redactor
+from vllm_cluster.kernel.known_secrets import Comparisons, redactor
 from vllm_cluster.kernel.laptop import cache_folder, read_own_file
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
@@ -85,7 +85,7 @@ def bundle(inventory: Inventory, emit: Emit, path: Path, *, runtime: Runtime = S
     known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])
     # By host: each decides how many files it has, and how much in them is like a secret.
-    budgets = defaultdict[str, Budget](Budget)
+    budgets = defaultdict[str, Comparisons](Comparisons)
     files = {
         name: without_secrets(text, budgets[name[: name.find("/") + 1]])[:MAX_FILE_BYTES].encode()
         for name, text in chain(_files(inventory, hosts, failures), _calls(inventory))

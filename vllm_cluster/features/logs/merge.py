@@ -21,8 +21,8 @@ MAX_WAITING = 8 << 20
 IDLE_SECONDS = 0.3
 # Of logs that are followed no line waits longer for older ones: a host that prints lines of 1970 without end would hide
 # those of all others. Of logs that end, the others do not wait for one that brings nothing newer for so long, nor again
-# for one for which a line has waited `LONGEST_SECONDS`.
-MAX_HELD_SECONDS, LONGEST_SECONDS = 30.0, 300.0
+# for one for which a line has waited `MAX_KEPT_SECONDS`.
+MAX_HELD_SECONDS, MAX_KEPT_SECONDS = 30.0, 300.0
 # What a line costs beside its text.
 LINE_SIZE = 150
 # The first line may be at the end of 150 MB that Docker searches for it.
@@ -181,7 +181,7 @@ class LogMerge:
         queues = [queue for queue in self._queues.values() if not queue.over]
         least = min((queue.newest for queue in queues if not queue.is_stalled(now)), default=_ALWAYS)
         # One after the other: what was kept back by one has yet to come.
-        longest = now > self._judge and any(queue.held(now - LONGEST_SECONDS) for queue in self._queues.values())
+        longest = now > self._judge and any(queue.held(now - MAX_KEPT_SECONDS) for queue in self._queues.values())
         self._judge = now + MAX_HELD_SECONDS if longest else self._judge
         for queue in queues:
             queue.late = queue.late or (longest and queue.newest == least)

@@ -49,7 +49,7 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
 def _latest(inventory: Inventory, clock: Clock = SYSTEM_CLOCK) -> Callable[[], Inventory]:
     """The inventory as it is now; as it was, while it is being written.
 
-    Where the file is gone for good that raises: nobody could find a tunnel in the background, nor move its head.
+    Where the file is gone for good that raises: no verb could find a tunnel in the background any more.
     """
     from vllm_cluster.kernel.inventory.find import MAX_BYTES
     from vllm_cluster.kernel.inventory.load import load_text

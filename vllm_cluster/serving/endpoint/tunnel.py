@@ -51,22 +51,14 @@ def tunnel(
     then on, each time that one is reached; `closing` is called while the port is still held.
 
     Raises:
-        HostError: it could not be opened, or not again.
-        VclusterError: the inventory is of another cluster now.
+        VclusterError: it could not be opened, or not again; or the inventory is of another cluster now.
     """
     inventory, relay = latest(), Relay(port, RETRY_POLL)
     patience, url = runtime.after(RETRY_SECONDS), f"http://127.0.0.1:{relay.port}"
     was_open = broken = False
 
-    def now() -> Inventory:
-        found = latest()
-        if found.cluster != inventory.cluster:
-            text = f"the inventory is of cluster {found.cluster} now, and was of {inventory.cluster}"
-            raise VclusterError(text, hint="vcluster endpoint --detach")
-        return found
-
     def moved() -> bool:
-        return way_to_head(now()) != way_to_head(inventory)
+        return way_to_head(_of_cluster(latest(), inventory.cluster)) != way_to_head(inventory)
 
     try:
         while True:
@@ -90,10 +82,17 @@ def tunnel(
                     emit(Event("warning", f"{error.message}; {url} answers with HTTP 503 until it is back"))
                 broken = True
             runtime.clock.sleep(RETRY_POLL)
-            inventory = now()
+            inventory = _of_cluster(latest(), inventory.cluster)
     finally:
         closing()
         relay.close()
+
+
+def _of_cluster(inventory: Inventory, cluster: str) -> Inventory:
+    if inventory.cluster != cluster:
+        text = f"the inventory is of cluster {inventory.cluster} now, and was of {cluster}"
+        raise VclusterError(text, hint="vcluster endpoint --detach")
+    return inventory
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def test_no_row_is_looked_up_by_a_name_that_each_object_has() -> None:
 
 
 # fault: features/dashboard/dashboard.js: `this page cannot draw what it was given → `vcluster dashboard has ended
-def test_what_cannot_be_drawn_is_no_end_of_the_program() -> None:
+def test_what_cannot_be_drawn_does_not_end_the_program() -> None:
     script = DashboardFeed(str).page()[1].decode().partition("async function again()")[2]
     asked, drawn = script.split("draw(last", 1)
     assert "has ended" in asked and "has ended" not in drawn

@@ -14,7 +14,7 @@ from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
 from vllm_cluster.kernel import known_secrets
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.known_secrets import Budget, redactor
+from vllm_cluster.kernel.known_secrets import Comparisons, redactor
 from vllm_cluster.kernel.plan.spec import SECRET
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.serving.explain.logs import Log
@@ -131,14 +131,14 @@ def test_a_long_log_with_an_emoji_is_looked_through_in_little_memory() -> None:
     text = "\N{GRINNING FACE}" + "a line\n" * (bundle.MAX_FILE_BYTES // 7 // 12) + "password=hunter22"
     redact("password=hunter22")
     with within(60, megabytes=3):
-        redactor(["secret-not-there"])(text, Budget())
+        redactor(["secret-not-there"])(text, Comparisons())
 
 
-# fault: features/explain/bundle.py: budgets[name[: name.find("/") + 1]] → Budget()
+# fault: features/explain/bundle.py: budgets[name[: name.find("/") + 1]] → Comparisons()
 def test_a_host_s_files_have_one_budget_and_the_others_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One host gave secrets and files that nearly match, and each file took its time anew."""
+    """One host gave secrets and files that nearly match, and each file had all of the time again."""
     monkeypatch.setattr(known_secrets, "MAX_COMPARED", 8_000_000)
     near = b"a" * 700
     kept = {"gpu1": [b"aaaaaaa", b"honest"], "gpu2": [near] * 5}
