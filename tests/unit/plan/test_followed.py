@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -202,3 +203,19 @@ def test_a_head_that_moves_takes_along_what_it_went_back_to() -> None:
     assert carried(taken(BAD, back_to=GOOD)).back_to == GOOD
     # Nothing is ready on the new head yet, and a first failure there is written down.
     assert carried(taken(GOOD, ready=True, ended=True)) == carried(None) == Taken()
+
+
+# fault: kernel/plan/followed.py: except ValueError as error: → except ZeroDivisionError as error:
+def test_replicas_that_meet_once_they_are_placed_again_are_not_served() -> None:
+    """No vcluster writes such an order; a head may."""
+    one = placed(ONE, 8, 1, replicas=2)
+    (part,) = one.replica.parts
+    half = partial(replace, part, gpus=4)
+    rows = [
+        replace(one, index=index, replica=replace(one.replica, tp=4, backend="ray", parts=(half(devices=devices),)))
+        for index, devices in enumerate(((0, 1, 2, 3), (4, 5, 6, 7)))
+    ]
+    found = follow(Order(1, "", tuple(rows)).document, replace(cluster(TWO), addresses={"gpu1": "10.9.9.9"}))
+    assert found
+    assert read_order(found.content).deployments == ()
+    assert found.text == "nothing is served any more: the order gives a GPU to two replicas"

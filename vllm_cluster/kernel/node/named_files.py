@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from vllm_cluster.kernel.errors import HostError, TimedOut
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.wire.order import READY, TAKEN, Placement, Taken, of_replica, read_ready, read_taken
 from vllm_cluster.wire.reading import RefusedDocument
@@ -32,7 +34,7 @@ class NamedFiles:
         Raises:
             Spent: all files together are too large, or took too long.
         """
-        late = Spent(self._node.host, f"{file}: all that it keeps cannot be read within {self._seconds:.0f} s")
+        late = self._spent(f"{file}: all that it keeps cannot be read within {self._seconds:.0f} s")
         if not self._until.left():
             raise late
         try:
@@ -52,7 +54,12 @@ class NamedFiles:
         """
         self._left -= number
         if self._left < 0:
-            raise Spent(self._node.host, f"{file}: all that it keeps is more than {size(self._most)}")
+            raise self._spent(f"{file}: all that it keeps is more than {size(self._most)}")
+
+    def _spent(self, text: str) -> Spent:
+        """The error, with the command that shows what is so large."""
+        look = command_line("docker", "exec", self._node.name, "ls", Option("-lhSR"), STATE_FOLDER, on=self._node.host)
+        return Spent(self._node.host, text, hint=look)
 
     def ready(self, index: int) -> tuple[Placement, ...]:
         """What was ready in the place of a replica, the newest last; nothing where that cannot be read.
