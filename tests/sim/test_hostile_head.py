@@ -47,7 +47,7 @@ def take_over(world: World, identity: str, *members: dict[str, Any]) -> None:
 
 def trust(world: World) -> None:
     """Let the laptop have made my head that of the other cluster: then the proof by its token is all that is left."""
-    world.heads["lab"][way_to(MINE, MINE.hosts["gpu1"])] = Led("10.0.0.1", node_id(world.machines["gpu3"]))
+    world.heads["lab"][way_to(MINE, MINE.hosts["gpu1"])] = Led("10.0.0.1", node_id(world.machines["gpu3"]), made=True)
 
 
 def member(number: int, **words: Any) -> dict[str, Any]:

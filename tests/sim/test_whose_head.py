@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
+from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
@@ -212,7 +213,9 @@ def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
         world.heads.clear()
         refused = lab.run(world, inventory(2, 1, 3), lab.do_up)
         assert (code(refused), refused.script.changing) == (3, [])
-        assert "if that cluster is yours, set head: gpu1, run vcluster up, and then change the head" in report(refused)
+        (claimed,) = {labels[ID] for labels in labels_of(world.machines["gpu1"])}
+        steps = f"if that cluster is yours, set id: {claimed} and head: gpu1, run vcluster up, and then change the head"
+        assert steps in report(refused)
         oracle.untouched(lab.run(world, ALL, lab.do_up))
         lab.succeed(world, inventory(2, 1, 3), lab.do_up)
         oracle.converged(world, inventory(2, 1, 3))
@@ -236,7 +239,7 @@ def test_an_id_in_the_inventory_makes_no_head_of_who_claims_to_be_it() -> None:
         world.heads.clear()
         outcome = lab.run(world, pinned, lab.do_up)
         assert (code(outcome), outcome.script.changing) == (3, [])
-        assert "gpu2: its node is the head of lab by its own word" in report(outcome)
+        assert "gpu2: its node is the head by its own word" in report(outcome)
 
 
 # fault: kernel/plan/identity.py: addresses |= {address for address, led in known.items() if led == identity} → pass
@@ -267,3 +270,96 @@ def test_a_worker_that_calls_itself_the_head_hides_no_batch(monkeypatch: pytest.
         monkeypatch.setattr("vllm_cluster.serving.cluster.down.batches_beside", listed)
         lab.run(world, MINE, lab.do_down)
         assert set(asked) == {"gpu1"}
+
+
+# fault: serving/cluster/up.py: if others and not (made or sources or (same and same.leads)): → if False:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_a_head_of_which_this_laptop_knows_nothing_takes_over_no_cluster_that_it_knows(verb: lab.Verb) -> None:
+    """After one `up` it was remembered as the head of the other cluster, and the second one removed nodes there."""
+    world = make.world((2, 2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, MINE, lab.do_up)
+        world.heads.clear()
+        lab.succeed(world, THEIRS, lab.do_up)
+        known = dict(world.heads["lab"])
+        for name in MINE.hosts:
+            claim_id(world, name)
+        lab.run(world, MINE, lab.do_up)
+        assert world.heads["lab"] == known
+        state = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+        raw = json.loads(state["cluster.json"])
+        theirs = json.loads(world.machines["gpu3"].volumes["vcluster-lab-state"].files["cluster.json"])["members"]
+        state["cluster.json"] = json.dumps({**raw, "members": raw["members"] + theirs}).encode()
+        outcome = lab.run(world, MINE, verb)
+        assert all(world.machines[name].boxes for name in THEIRS.hosts), outcome.story()
+        assert "gpu3: not looked at" in report(outcome)
+
+
+# fault: serving/cluster/up.py: elif not (same and same.leads): → elif not same:
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("head", [1, 2])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.6, 0.7, 0.8, 0.9])
+def test_a_head_that_moves_back_and_is_broken_off_is_continued_by_either_inventory(head: int, share: float) -> None:
+    """The host to which it moved back was remembered as one that is head no more, and both inventories were refused."""
+    there, back = inventory(2, 1, 3), ALL
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, back, lab.do_up)
+        lab.succeed(world, there, lab.do_up)
+        start = world.snapshot()
+        calls = len(lab.succeed(world, back, lab.do_up).script.calls)
+    world = World.again(start)
+    with lab.inside(world):
+        lab.run(world, back, lab.do_up, Script({int(calls * share): Fault.KILLED}))
+        lab.succeed(world, back if head == 1 else there, lab.do_up)
+        oracle.converged(world, back if head == 1 else there)
+
+
+# fault: kernel/checks/docker.py: gone = any(labels.get(HEAD_ADDRESS) == at for labels in held) → gone = False
+@pytest.mark.promise("P33")
+def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
+    """What it served was dropped in silence, as only a node that is there is read."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, ALL, lab.do_serve)
+        keys = api_keys(world.machines["gpu1"])
+        world.machines["gpu1"].boxes.clear()
+        refused = lab.run(world, inventory(3, 2, 1), lab.do_up)
+        assert (code(refused), refused.script.changing) == (3, [])
+        assert "set head: gpu1, run vcluster up, and then set head: gpu3" in report(refused)
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, inventory(3, 2, 1), lab.do_up)
+        assert api_keys(world.machines["gpu3"]) == keys
+        assert b"org/model" in world.machines["gpu3"].volumes["vcluster-lab-state"].files["wanted.json"]
+
+
+# fault: kernel/plan/identity.py: moved = [name for name in moved if not _has_moved(inventory, identity, facts, name)] → pass
+@pytest.mark.promise("P47")
+def test_a_host_from_which_the_head_has_moved_is_the_head_no_more() -> None:
+    """This laptop has not seen the move; the new head was lost, and the other nodes name it."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        seen = {"lab": dict(world.heads["lab"])}
+        lab.succeed(world, inventory(2, 1, 3), lab.do_up)
+        world.heads = seen
+        lab.succeed(world, inventory(2, 1, 3), lab.do_serve)
+        claim_head(world, "gpu1", of="gpu2")
+        empty(world.machines["gpu2"])
+        lab.run(world, inventory(2, 1, 3), lab.do_up)
+        assert b"sk-chosen" not in api_keys(world.machines["gpu2"])
+
+
+# fault: kernel/hosts/visited.py: if led.id == now.id or one not in members} → }
+@pytest.mark.promise("P33")
+def test_what_a_wiped_cluster_left_in_memory_keeps_no_head_from_moving() -> None:
+    world = make.world((2, 2))
+    with lab.inside(world):
+        lab.succeed(world, MINE, lab.do_up)
+        for machine in world.machines.values():
+            empty(machine)
+        world.api_key = None
+        for order in ((2, 1), (1, 2)):
+            lab.succeed(world, inventory(*order), lab.do_up)

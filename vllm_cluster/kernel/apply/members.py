@@ -164,7 +164,8 @@ def look_at_former(
     """
     known = fleet.runtime.visited.of(inventory.cluster)
     # None where this machine has not made the head of the cluster with this id.
-    made = any(facts[name].was_head_of == identity for name in authority(inventory, facts).heads)
+    heads = [facts[name] for name in authority(inventory, facts).heads]
+    made = any(head.made_here and head.was_head_of == identity for head in heads)
     ways = {name: member for name, member in left.items() if made and member.way in known}
     ways |= {name: replace(one, jump=None) for name, one in left.items() if one.destination in named}
     lost = fleet.join(inventory, [member.as_host(name) for name, member in ways.items()])

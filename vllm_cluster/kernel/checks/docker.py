@@ -14,7 +14,7 @@ from vllm_cluster.kernel.plan.desired import STATE_FOLDER, found_gpus
 from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
 from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.images import find_image
-from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, HEAD_ADDRESS, ID, ROLE, VERSION, node_name
+from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, HEAD_ADDRESS, ID, ROLE, SECRET, VERSION, node_name
 from vllm_cluster.kernel.shell_line import Option, command_line
 
 MIN_DOCKER = "20.10"
@@ -75,7 +75,9 @@ def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
     for other in identity.find_foreign(inventory, facts):
         same = other.cluster == inventory.cluster
         fix = "use that cluster's inventory, or take the host out of this one"
-        fix = f"{fix}, or give this cluster another name (cluster:){_if_yours(inventory, other)}" if same else fix
+        fix = (
+            f"{fix}, or give this cluster another name (cluster:){_if_yours(inventory, facts, other)}" if same else fix
+        )
         if other.id in who:
             fix = f"{fix}; who changed it last:\n{who[other.id]}"
         yield Finding("other-cluster", other.host, other.text, fix)
@@ -88,30 +90,54 @@ def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
 
 
 def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Nodes that name themselves as the head, where the inventory's is none and this machine has made none there.
+    """Hosts that seem to be the head, where the inventory's is none, and from which `up` takes nothing.
 
-    Its key and what it serves would go to the new head, and from there to clients and onto every host.
+    What they have would go to the new head, and from there to clients and onto every host; or it would be lost.
     """
     mine, head = identity.authority(inventory, facts), inventory.head_name
-    nodes = {name: identity.node_of(inventory.cluster, seen) for name, seen in facts.items()}
-    if head not in facts or any(node and node.labels.get(ROLE) == "head" for node in map(nodes.get, mine.heads)):
+    own = facts.get(head)
+    # One that was made the head from here has what it needs, also where that `up` broke off.
+    if own is None or _is_head(inventory, own) or (mine.id and own.was_head_of == mine.id):
         return
-    for name, node in nodes.items():
-        labels = node.labels if node else {}
-        own = inventory.hosts[name].address if name in inventory.hosts else ""
-        if labels.get(ROLE) == "head" and mine.owns(labels) and labels.get(HEAD_ADDRESS, own) == own:
-            text = f"its node is the head of {inventory.cluster} by its own word; this machine has not made it that"
+    if any(map(_names_key, own.volumes.values())):
+        return
+    for name, seen in facts.items():
+        node, at = identity.node_of(inventory.cluster, seen), inventory.hosts[name].address
+        if node is None:
+            held = [labels for labels in seen.volumes.values() if _names_key(labels) and mine.owns(labels)]
+            gone = any(labels.get(HEAD_ADDRESS) == at for labels in held)
+            text = (
+                "by its volumes it was the head, with the API key and what was served; its node is gone" if gone else ""
+            )
+        else:
+            named = mine.owns(node.labels) and node.labels.get(HEAD_ADDRESS, at) == at
+            claims = name not in mine.heads and _is_head(inventory, seen) and named
+            text = "its node is the head by its own word; this machine does not know it as that" if claims else ""
+        if text and name != head:
             fix = f"set head: {name}, run vcluster up, and then set head: {head}; or take {name} out of the inventory"
             yield Finding("other-head", name, text, fix)
 
 
-def _if_yours(inventory: Inventory, other: identity.Foreign) -> str:
+def _is_head(inventory: Inventory, facts: HostFacts) -> bool:
+    node = identity.node_of(inventory.cluster, facts)
+    return node is not None and node.labels.get(ROLE) == "head"
+
+
+def _names_key(labels: Mapping[str, str]) -> bool:
+    return f"{SECRET}api-key" in labels
+
+
+def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: identity.Foreign) -> str:
     """What a person writes into the inventory, whose cluster that is after all."""
-    heads = [name for name, host in inventory.hosts.items() if host.address == other.head]
-    if heads and inventory.id is None and heads[0] != inventory.head_name:
-        # Then this machine knows it as the head, from which another one may take over.
-        return f"; or, if that cluster is yours, set head: {heads[0]}, run vcluster up, and then change the head"
-    return f"; or, if that cluster is yours, set id: {other.id}" if re.fullmatch("[0-9a-f]{16}", other.id) else ""
+    if not re.fullmatch("[0-9a-f]{16}", other.id):
+        return ""
+    mine = f"; or, if that cluster is yours, set id: {other.id}"
+    for name, host in inventory.hosts.items():
+        there = name in facts and host.address == other.head and name != inventory.head_name
+        if there and _is_head(inventory, facts[name]):
+            # Then this machine knows it as the head, from which another one may take over.
+            return f"{mine} and head: {name}, run vcluster up, and then change the head"
+    return mine
 
 
 def _histories(facts: Mapping[str, HostFacts]) -> Iterator[tuple[Mapping[str, str], str]]:

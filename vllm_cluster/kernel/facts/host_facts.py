@@ -162,9 +162,9 @@ class HostFacts:
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
     /dev/infiniband; `gpu_problem` what nvidia-smi printed in place of GPUs. `details`, and `other_containers`, the
     containers of other owners, are set only where they were asked for. `distribution` is the system's own id, and
-    those that it is like. Two do not come from the host: `was_head_of` is the id of the cluster whose head this
-    machine has made there, empty where it has not, and `known_heads` are the addresses of all heads that it has made,
-    with those ids.
+    those that it is like. Three do not come from the host: `was_head_of` is the id of the cluster whose head this
+    machine knows there, empty where it knows none, `made_here` whether it made it, and `known_heads` are the addresses
+    of all heads that it knows, with those ids.
     """
 
     host: str
@@ -196,6 +196,7 @@ class HostFacts:
     gids: tuple[Gid, ...] = ()
     distribution: tuple[str, ...] = ()
     was_head_of: str = ""
+    made_here: bool = False
     known_heads: Mapping[str, str] = field(default_factory=dict)
 
     def interface_of(self, address: str) -> Nic | None:

@@ -128,7 +128,8 @@ def _remembered(facts: HostFacts, inventory: Inventory, connection: HostConnecti
     heads, host = connection.runtime.visited.heads(inventory.cluster), inventory.hosts.get(connection.name)
     here = heads.get(way_to(inventory, host)) if host else None
     known = {led.address: led.id for led in heads.values()}
-    return replace(facts, was_head_of=here.id if here and here.leads else "", known_heads=known)
+    was = here.id if here and here.leads else ""
+    return replace(facts, was_head_of=was, made_here=bool(was and here and here.made), known_heads=known)
 
 
 def _record(docker: DockerApi, node: Container | None) -> str:

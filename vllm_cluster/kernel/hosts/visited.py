@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Led:
-    """A head: its address, the id of its cluster, and whether it leads that still; its volumes name the address."""
+    """A head: its address, the id of its cluster, and whether it still leads that: volumes name also an earlier one.
+
+    It is `made` where this machine created the cluster or moved the head there, or has the id from a person; else it
+    was found so.
+    """
 
     address: str
     id: str
     leads: bool = True
+    made: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,9 @@ class _Named:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Rows of host, user, port and jump, of the head's address, of its cluster's id, and whether it leads."""
+    """Rows of host, user, port and jump, and of what a `Led` has."""
 
-    rows: tuple[tuple[Name, Name | None, Port | None, Name | None, Address, Name, bool], ...]
+    rows: tuple[tuple[Name, Name | None, Port | None, Name | None, Address, Name, bool, bool], ...]
 
 
 _Rows = TypeVar("_Rows", _Named, _Heads)
@@ -62,17 +67,19 @@ class Visited:
             _write("hosts", cluster, before | now)
 
     def heads(self, cluster: str) -> Mapping[Way, Led]:
-        """The heads of clusters of this name that `up` has made from here, by the way to each."""
+        """The heads of clusters of this name that `up` has made or found from here, by the way to each."""
         return {row[:4]: Led(*row[4:]) for row in _read("heads", cluster, _Heads).rows}
 
-    def lead(self, cluster: str, way: Way, now: Led, *, alone: bool = False) -> None:
-        """Remember that the head of a cluster is there; with `alone`, that no other host leads it any more.
+    def lead(self, cluster: str, way: Way, now: Led, members: Collection[Way] = ()) -> None:
+        """Remember that the head of a cluster is there; with its `members`, that no other host leads it any more.
 
+        They are of no other cluster of this name: a host has one node of a name.
         Where that cannot be written, a head that moves later is one that this machine does not know.
         """
         before = self.heads(cluster)
-        ended = {one for one, led in before.items() if alone and led.id == now.id}
-        others = {one: replace(led, leads=led.leads and one not in ended) for one, led in before.items()}
+        ended = {one for one, led in before.items() if members and led.id == now.id}
+        kept = {one: led for one, led in before.items() if led.id == now.id or one not in members}
+        others = {one: replace(led, leads=led.leads and one not in ended) for one, led in kept.items()}
         self._keep(cluster, {**others, way: now})
 
     def forget(self, cluster: str, identity: str) -> None:
@@ -81,7 +88,7 @@ class Visited:
 
     def _keep(self, cluster: str, heads: Mapping[Way, Led]) -> None:
         if heads != self.heads(cluster):
-            _write("heads", cluster, ((*way, led.address, led.id, led.leads) for way, led in heads.items()))
+            _write("heads", cluster, ((*way, led.address, led.id, led.leads, led.made) for way, led in heads.items()))
 
 
 def _read(kind: str, cluster: str, rows: type[_Rows]) -> _Rows:

@@ -134,6 +134,7 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
     moved, addresses = list[str](), {inventory.hosts[head].address}
     if identity and _may_be(inventory, identity, facts.get(head)):
         moved = [name for name, seen in facts.items() if name != head and seen.was_head_of == identity]
+        moved = [name for name in moved if not _has_moved(inventory, identity, facts, name)]
         known = next(iter(facts.values())).known_heads if facts else {}
         # What was made from here may have had another address, or be gone.
         addresses |= {inventory.hosts[name].address for name in moved}
@@ -141,6 +142,14 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
     heads = tuple(name for name in (head, *moved) if name in facts)
     hosts = frozenset(host.address for host in inventory.hosts.values())
     return Authority(inventory.cluster, identity, heads, None if inventory.id else frozenset(addresses), hosts)
+
+
+def _has_moved(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts], host: str) -> bool:
+    """Whether the head moved from a host to the inventory's, as other nodes show: then it is none any more."""
+    address = inventory.hosts[inventory.head_name].address
+    others = [seen for name, seen in facts.items() if name not in (host, inventory.head_name)]
+    nodes = [node.labels for seen in others if (node := node_of(inventory.cluster, seen))]
+    return any(labels.get(ID) == identity and labels.get(HEAD_ADDRESS) == address for labels in nodes)
 
 
 def _may_be(inventory: Inventory, identity: str, head: HostFacts | None) -> bool:
