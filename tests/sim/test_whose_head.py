@@ -151,7 +151,7 @@ def test_who_claims_the_id_of_another_team_gets_no_host_and_no_secret_of_it(
     record("P47", "sim: a host claims the id of a cluster whose host the inventory names too", "refused, named", True)
 
 
-# fault: kernel/apply/members.py: made = any(facts[name].was_head_of == identity → made = any(True
+# fault: kernel/apply/members.py: made = any(head.made_here and head.was_head_of == identity → made = any(True
 @pytest.mark.promise("P47", "P32")
 @pytest.mark.parametrize("running", [True, False])
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
@@ -201,7 +201,7 @@ def test_a_host_outside_of_the_inventory_is_named_in_the_question(verb: Callable
         assert outcome.script.changing == []
 
 
-# fault: kernel/hosts/observe.py: was_head_of=here.id if here and here.leads else "" → was_head_of=""
+# fault: kernel/hosts/observe.py: was = here.id if here and here.leads else "" → was = ""
 @pytest.mark.promise("P33")
 def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
     """The colleague sees what to do, and the key and what is served are kept."""
