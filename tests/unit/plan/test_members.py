@@ -49,3 +49,11 @@ def test_check_names_a_member_that_left() -> None:
 def test_another_machine_behind_another_way_of_the_same_name_left_a_member() -> None:
     facts = hosts(gpu2={"machine_id": "another"})
     assert set(former(inventory(2, **OTHER_WAY), facts, RECORD)) == {"gpu2-former"}
+
+
+# fault: kernel/plan/members.py: if name in names or way_to( → if way_to(
+def test_a_host_with_the_name_of_another_member_hides_none_by_its_id() -> None:
+    """The way that is recorded of it may be an earlier one."""
+    record = replace(RECORD, members=(*RECORD.members, Member("gpu3", "10.0.0.3", "machine-3", 2, 0.0, host="gpu3")))
+    facts = hosts(gpu2={"machine_id": "machine-3"})
+    assert "gpu3" in former(inventory(2, **OTHER_WAY), facts, record)

@@ -207,13 +207,14 @@ def bearers(facts: Mapping[str, HostFacts], member: Member) -> list[str]:
 
 
 def claimed_by(inventory: Inventory, facts: Mapping[str, HostFacts], record: Record, member: Member) -> str:
-    """The host that gives a member's machine id while its way is another member's; empty where there is none.
+    """The host that gives a member's machine id while its name or its way is another member's; empty if there is none.
 
     By its word alone the member's node would be forgotten.
     """
-    others = {one.way for one in record.members if one != member}
+    others = [one for one in record.members if one != member]
+    names, ways = {one.name for one in others}, {one.way for one in others}
     there = [name for name in bearers(facts, member) if name in inventory.hosts]
-    claims = [name for name in there if way_to(inventory, inventory.hosts[name]) in others]
+    claims = [name for name in there if name in names or way_to(inventory, inventory.hosts[name]) in ways]
     return claims[0] if claims == there != [] else ""
 
 
@@ -239,7 +240,7 @@ def recorded(
 
 
 def differences(old: Record | None, new: Record, forgotten: Collection[Member] = ()) -> Iterator[str]:
-    """What changes from one record to the other, for people; how a host is reached does not count."""
+    """What changes from one record to the other, for people: all that a record has counts."""
     if old is None or old.id != new.id:
         yield f"members {', '.join(member.name for member in new.members)}"
         return
@@ -254,7 +255,7 @@ def differences(old: Record | None, new: Record, forgotten: Collection[Member] =
             yield f"{member.name} is another machine now"
         elif before is None:
             yield f"{member.name} joins"
-        elif before != replace(member, **{name: getattr(before, name) for name in ("host", "user", "port", "jump")}):
+        elif before != member:
             yield _changed(before, member)
     here = {member.machine_id for member in new.members}
     replaced = {member.name for member in new.members}
@@ -270,7 +271,9 @@ def _changed(before: Member, member: Member) -> str:
         return f"{member.name} has the address {member.address}, before {before.address}"
     if before.gpus != member.gpus:
         return f"{member.name} has {member.gpus} GPUs, before {before.gpus}"
-    return f"{member.name} {'left and cannot be reached' if member.leaving else 'is back'}"
+    if before.leaving != member.leaving:
+        return f"{member.name} {'left and cannot be reached' if member.leaving else 'is back'}"
+    return f"{member.name} is reached another way"
 
 
 def ways_of(inventory: Inventory) -> frozenset[Way]:
