@@ -123,9 +123,7 @@ def bring(
         return True
     ensure_room(plan)
     ensure_ports(hosts, plan)
-    # No other host downloads: one that shows that it has all is the source then, and that is its word alone.
-    downloads = plan.downloads and not plan.model.origin and plan.chain[0] == via
-    token = host_token(hosts.inventory) if downloads else None
+    token = host_token(hosts.inventory) if plan.downloads and not plan.model.origin else None
     emit(Event("note", summarize_plan(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not has_weights(plan.model.files):
         emit(Event("warning", f"{wanted.name} has no weights: vLLM cannot serve it"))

@@ -200,7 +200,8 @@ def plan_pull(
 ) -> PullPlan:
     """The plan for hosts with this in their caches; `via` downloads what no host has.
 
-    Where a person has `named` it, no host is the source in its place that has the files by their size alone.
+    Where a person has `named` it, or the hub asks for a token, no host is the source in its place that has the files by
+    their size alone: what of them is damaged comes from the hub again, and by its word no host gets the token.
     """
     wanted, skipped = choose_files(model.files)
     chosen = replace(model, files=wanted)
@@ -211,7 +212,8 @@ def plan_pull(
     lacking = [name for name in writers if name not in idle]
     # One whose files agree with a manifest, before one where they have only the right size, and may be damaged.
     # Only one host has the folder from which a damaged file would come again.
-    others = [name for name in whole if name == via or not (named or model.origin.startswith("/"))]
+    again = model.origin.startswith("/") if model.origin else inventory.hf_token is not None
+    others = [name for name in whole if name == via or not (named or again)]
     source = next(iter([*idle, *proved, *others]), via)
     chain = [source, *(name for name in lacking if name != source)] if lacking else []
     return PullPlan(

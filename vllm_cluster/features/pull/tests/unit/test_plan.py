@@ -14,7 +14,7 @@ from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.pull import Held, HubModel, plan_pull
 from vllm_cluster.kernel.plan.spec import ContainerSpec
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import HERE, ModelFile
 from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(3, ports={"pull": 7000})
@@ -66,6 +66,28 @@ def test_a_host_that_lacks_no_byte_comes_with_what_is_done_there() -> None:
         "  gpu2: has all by size: hashes it, and receives what is damaged from the others",
         "  gpu3: has all, and notes that main is this revision",
     ]
+
+
+# fault: kernel/plan/pull.py: not (named or again) → not again
+# fault: kernel/plan/pull.py: if model.origin else inventory.hf_token is not None → or inventory.hf_token is not None
+@pytest.mark.parametrize(
+    ("token", "origin", "named", "source"),
+    [
+        (None, "", False, "gpu2"),
+        (None, "", True, "gpu1"),
+        ("env:LAB_TOKEN", "", False, "gpu1"),
+        ("env:LAB_TOKEN", HERE, False, "gpu2"),
+        ("env:LAB_TOKEN", "/folder", False, "gpu1"),
+    ],
+)
+def test_the_host_from_which_what_is_damaged_can_come_again_is_the_source(
+    token: str | None, origin: str, named: bool, source: str
+) -> None:
+    inventory = world.inventory(2, hf_token=token)
+    held = {"gpu1": Held(), "gpu2": Held(whole=1, bytes=MODEL.size)}
+    plan = plan_pull(inventory, replace(MODEL, origin=origin), "main", held, "gpu1", named=named)
+    assert (plan.chain[0], plan.downloads) == (source, True)
+    assert plan_pull(inventory, MODEL, "main", held, "gpu2", named=True).chain[0] == "gpu2"
 
 
 def test_a_repair_of_a_small_file_is_not_nothing() -> None:
