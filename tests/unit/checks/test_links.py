@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -128,7 +129,8 @@ def test_a_firewall_lets_in_each_peer_of_a_host_whose_network_others_do_not_show
 # fault: kernel/checks/links.py: if until >= MIN_MTU: → if True:
 @pytest.mark.parametrize("passes", [1, 68, 576, 1279])
 def test_no_mtu_that_cuts_a_host_off_is_set(passes: int) -> None:
-    (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "passes": passes}}), PLACES)
+    broken = {("gpu1", other): {"block": "hangs", "passes": passes} for other in ("gpu2", "gpu3")}
+    (found,) = link_findings(seen(3, broken), PLACES)
     assert f"packets of {passes} bytes arrive" in found.message
     assert "sudo" not in found.fix
 
@@ -138,7 +140,43 @@ def test_lost_large_packets_are_distinct_from_a_closed_port() -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
     assert "packets of 1500 bytes arrive, of 9000 do not" in found.message
-    assert "ip link set dev eth1 mtu 1500" in found.fix
+
+
+# fault: kernel/checks/links.py: several = len(self.pairs) > 1 and len(common) == 1 → several = False
+# fault: kernel/checks/links.py: tuple(common if several else → tuple([self.pairs[0][0]] if several else
+@pytest.mark.parametrize("block", ["ok", "hangs"])
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        # It takes no larger packet, sends none, or both.
+        [("gpu1", "gpu3"), ("gpu2", "gpu3")],
+        [("gpu3", "gpu1"), ("gpu3", "gpu2")],
+        [("gpu1", "gpu3"), ("gpu2", "gpu3"), ("gpu3", "gpu1"), ("gpu3", "gpu2")],
+    ],
+)
+def test_an_mtu_is_set_on_the_host_that_fails_with_all_others(block: str, pairs: list[tuple[str, str]]) -> None:
+    """One host that took no larger packets had an MTU set on the first of those that sent them."""
+    (found,) = link_findings(seen(3, {pair: {"passes": 1300, "block": block} for pair in pairs}), PLACES)
+    assert found.host == "gpu3"
+    assert found.fix.endswith("; until then on gpu3: sudo ip link set dev eth1 mtu 1300")
+
+
+# fault: kernel/checks/links.py: if len(group.hosts) == 2: → if False:
+@pytest.mark.parametrize("hosts", [2, 3])
+@pytest.mark.parametrize("pairs", [[("gpu1", "gpu2")], [("gpu1", "gpu2"), ("gpu2", "gpu1")]])
+def test_what_one_of_two_hosts_lets_pass_sets_nothing_on_the_other(hosts: int, pairs: list[tuple[str, str]]) -> None:
+    (found,) = link_findings(seen(hosts, {pair: {"passes": 1300} for pair in pairs}), PLACES)
+    assert "on gpu1: ip link show dev eth1, on gpu2: ip link show dev eth1" in found.fix
+    assert "sudo" not in found.fix
+
+
+# fault: kernel/checks/links.py: and len(devices) == 1: → :
+@pytest.mark.parametrize(("names", "line"), [({}, True), ({"gpu2": "eth0"}, False)])
+def test_one_mtu_is_set_on_all_where_it_fails_between_all(names: dict[str, str], line: bool) -> None:
+    places = {name: replace(place, interface=names.get(name, "eth1")) for name, place in PLACES.items()}
+    broken = {pair: {"passes": 1300} for pair in permutations(["gpu1", "gpu2", "gpu3"], 2)}
+    (found,) = link_findings(seen(3, broken), places)
+    assert ("on every host: sudo ip link set dev eth1 mtu 1300" in found.fix, "sudo" in found.fix) == (line, line)
 
 
 def test_a_smaller_mtu_that_tcp_copes_with_is_a_warning() -> None:

@@ -125,6 +125,16 @@ class _Group:
     where: str
     pairs: tuple[Pair, ...]
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where the fault may be: the one host that every pair has, both of a pair, or all.
+
+        Of two hosts either may be the one: what it measures, or lets pass, must not become a setting of the other.
+        """
+        common = set.intersection(*map(set, self.pairs))
+        several = len(self.pairs) > 1 and len(common) == 1
+        return tuple(common if several else dict.fromkeys(host for pair in self.pairs for host in pair))
+
 
 def link_findings(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> list[Finding]:
     """All problems, each reported once: for a pair, for a host that fails with all others, or for all hosts."""
@@ -229,18 +239,23 @@ def _listed(ports: frozenset[str]) -> str:
 def _cut(
     block: str | None, mtu: int | None, passes: int | None, group: _Group, places: Mapping[str, HostAddress]
 ) -> Finding:
-    source, _ = group.pairs[0]
     less = passes if passes and mtu and passes < mtu else None
     size = f"packets of {less} bytes arrive, of {mtu} do not" if less else f"its interface's MTU is {mtu or 'unknown'}"
+    host, until, devices = group.hosts[0], less or 1400, {places[one].interface for one in group.hosts}
     fix = "one MTU on all hosts and on the switches between them"
-    until = less or 1400
-    if until >= MIN_MTU:
-        set_to = ("sudo", "ip", "link", "set", "dev", places[source].interface, "mtu", str(until))
-        fix += f"; until then {command_line(*set_to, on=source)}"
+    if len(group.hosts) == 2:
+        fix += "; look at the interfaces of both, "
+        fix += ", ".join(
+            command_line("ip", "link", "show", "dev", places[one].interface, on=one) for one in group.hosts
+        )
+    elif until >= MIN_MTU and len(devices) == 1:
+        where = host if len(group.hosts) == 1 else "every host"
+        set_to = command_line("sudo", "ip", "link", "set", "dev", places[host].interface, "mtu", str(until), on=where)
+        fix += f"; until then {set_to}"
     if block == "hangs":
-        return Finding("link-mtu", source, f"{group.where}: small messages pass, large ones hang: {size}", fix)
+        return Finding("link-mtu", host, f"{group.where}: small messages pass, large ones hang: {size}", fix)
     text = f"{group.where}: {size}; TCP tolerates this, RDMA does not"
-    return Finding("link-mtu-differs", source, text, fix, severity="warning")
+    return Finding("link-mtu-differs", host, text, fix, severity="warning")
 
 
 def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> Iterator[Finding]:
