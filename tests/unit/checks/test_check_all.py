@@ -149,6 +149,30 @@ def test_the_folder_of_a_host_becomes_no_option_of_a_remedy(folder: str, model: 
     assert {one.fix.splitlines()[0] for one in found} == {f"vcluster pull {model}"}
 
 
+# fault: kernel/checks/model_cache.py: key=lambda model: (model in alone, model) → key=lambda model: model
+# fault: kernel/checks/model_cache.py: "MODEL" if lacking[0] in alone else names[0] → names[0]
+# fault: kernel/checks/model_cache.py: - {*held.get(inventory.head_name, ())} →
+@pytest.mark.parametrize(
+    ("worker", "head", "lines"),
+    [
+        # What a worker alone shows is its word: by that line it would come to every host.
+        ({"aaa--its-own": "1"}, {}, {"gpu1": "MODEL"}),
+        ({"aaa--its-own": "1"}, {"meta--llama": "2"}, {"gpu1": "MODEL", "gpu2": "meta/llama"}),
+    ],
+)
+def test_what_one_worker_shows_in_its_cache_is_in_no_line_that_brings_it_to_others(
+    worker: dict[str, str], head: dict[str, str], lines: dict[str, str]
+) -> None:
+    found = check_all(world.inventory(), hosts({"revisions": head}, revisions=worker))
+    assert {one.host: one.fix for one in found} == {name: f"vcluster pull {model}" for name, model in lines.items()}
+    third = {**hosts({"revisions": head}, revisions=worker), "gpu3": world.host(3)}
+    third["gpu3"] = replace(third["gpu3"], details=replace(WELL, revisions={**worker, "meta--llama": "2"}))
+    first = next(
+        one for one in check_all(world.inventory(3), third) if one.host == "gpu1" and one.code == "model-absent"
+    )
+    assert first.fix == "vcluster pull aaa/its-own"
+
+
 def test_a_gpu_is_well_whose_program_left_an_xid() -> None:
     """A program that was killed leaves one, and the card is well."""
     of_programs = ("[2.0] NVRM: Xid (PCI:0000:06:00): 31, pid=7", "[3.0] NVRM: Xid (PCI:0000:06:00): 13, pid=8")

@@ -126,7 +126,7 @@ def test_a_firewall_lets_in_each_peer_of_a_host_whose_network_others_do_not_show
     assert [line for line in found.fix.splitlines() if "allow" in line] == ["on gpu3: sudo ufw allow from 10.0.0.0/24"]
 
 
-# fault: kernel/checks/links.py: if until >= MIN_MTU: → if True:
+# fault: kernel/checks/links.py: elif until >= MIN_MTU and → elif
 @pytest.mark.parametrize("passes", [1, 68, 576, 1279])
 def test_no_mtu_that_cuts_a_host_off_is_set(passes: int) -> None:
     broken = {("gpu1", other): {"block": "hangs", "passes": passes} for other in ("gpu2", "gpu3")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.kernel.checks.finding import Finding, each_host, outliers
@@ -76,11 +77,15 @@ def _model(path: str) -> str:
 def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Models that only some hosts have, or that differ in revision."""
     held = {name: host.details.revisions for name, host in facts.items() if host.details}
-    models = sorted({model for revisions in held.values() for model in revisions})
+    number = Counter(model for revisions in held.values() for model in revisions)
+    # Behind the head's and those of several hosts: what one host alone shows is not for a line that brings it to all.
+    alone = {model for model in number if number[model] == 1} - {*held.get(inventory.head_name, ())}
+    models = sorted(number, key=lambda model: (model in alone, model))
     for name, revisions in held.items():
-        if lacking := [model.replace("--", "/") for model in models if model not in revisions]:
-            text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MAX_NAMED])}"
-            fix = command_line("vcluster", "pull", lacking[0])
+        if lacking := [model for model in models if model not in revisions]:
+            names = [model.replace("--", "/") for model in lacking]
+            text = f"not in its model cache, and on other hosts: {', '.join(names[:MAX_NAMED])}"
+            fix = command_line("vcluster", "pull", "MODEL" if lacking[0] in alone else names[0])
             yield Finding("model-absent", name, text, fix, severity="warning")
     for model in models:
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
