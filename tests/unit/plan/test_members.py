@@ -17,7 +17,7 @@ RECORD = Record("lab", "id", (Member("gpu2", "10.0.0.2", "machine-2", 2, 0.0, ho
 OTHER_WAY: dict[str, Any] = {"entries": {"gpu2": {"ssh": {"port": 2222}}}}
 
 
-# fault: kernel/plan/members.py: in machines →
+# fault: kernel/plan/members.py: if not bearers(facts, member) or → if True or
 @pytest.mark.parametrize(
     ("count", "changes", "answered", "left"),
     [
