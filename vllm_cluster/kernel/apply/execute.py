@@ -32,7 +32,7 @@ from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import node_files
 from vllm_cluster.kernel.node.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.kernel.plan.diff import grace_of
+from vllm_cluster.kernel.plan.diff import grace_of, graces_of
 from vllm_cluster.kernel.plan.identity import Owner, owner_of
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
 from vllm_cluster.kernel.plan.plan import (
@@ -155,8 +155,9 @@ class PlanExecution:
 
         def work(connection: HostConnection) -> None:
             operations = by_host[connection.name]
-            number = sum(isinstance(one, RemoveContainer | RemoveVolume) for one in operations)
-            time = OneByOne(connection.name, stage.title, number, connection.runtime.after)
+            names = [one.name for one in operations if isinstance(one, RemoveContainer | RemoveVolume)]
+            grace = graces_of(self.plan.cluster, names)
+            time = OneByOne(connection.name, stage.title, len(names), connection.runtime.after, grace=grace)
             try:
                 for operation in operations:
                     self._do(connection, operation, time)

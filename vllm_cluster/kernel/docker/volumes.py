@@ -83,5 +83,5 @@ class Volumes:
         time = OneByOne(self._calls.host, "remove volumes", len(empty), self._calls.after)
         for name in empty:
             with time.one() as deadline:
-                self._calls.do(Call(f"remove volume {name}", "DELETE", path("volumes", name)), deadline)
+                self.remove(name, deadline)
         return len(empty)

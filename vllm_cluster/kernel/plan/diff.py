@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -181,6 +181,11 @@ def remove_member(cluster: str, identity: str, host: str, facts: HostFacts) -> I
 def grace_of(cluster: str, name: str) -> int:
     """How many seconds a container has to end by itself; what a run left over has nothing to bring to an end."""
     return 30 if name in (node_name(cluster), container_name(cluster)) else 0
+
+
+def graces_of(cluster: str, names: Iterable[str]) -> int:
+    """How many seconds all of these have for that; a host that lists one name often has them once."""
+    return sum(grace_of(cluster, name) for name in set(names))
 
 
 def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operation, ...]:

@@ -12,7 +12,7 @@ from vllm_cluster.kernel.checks.docker import name_taken
 from vllm_cluster.kernel.checks.docker import warn_of_foreign as foreign_findings
 from vllm_cluster.kernel.checks.finding import ensure_no_errors
 from vllm_cluster.kernel.docker.one_by_one import OneByOne
-from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
+from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, TimedOut, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -23,7 +23,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.plan.diff import grace_of, remove_member
+from vllm_cluster.kernel.plan.diff import grace_of, graces_of, remove_member
 from vllm_cluster.kernel.plan.identity import (
     authority,
     find_foreign,
@@ -264,7 +264,8 @@ class Removal:
         """Remove what the cluster has on a host; returns how many of each kind were removed."""
         docker, removed = connection.docker, Counter[str]()
         containers, volumes = self._containers(connection), self._volumes(connection)
-        time = OneByOne(connection.name, "down", len(containers) + len(volumes), connection.runtime.after)
+        number, grace = len(containers) + len(volumes), graces_of(self.cluster, (one.name for one in containers))
+        time = OneByOne(connection.name, "down", number, connection.runtime.after, grace=grace)
         for container in containers:
             self.emit(Event("start", f"removing {container.name}", connection.name))
             with time.one() as deadline:
@@ -311,8 +312,9 @@ class Removal:
         error = combine(self.failures).with_hosts(self.inventory.hosts)
         if inside := [name for name in self.failures if name in self.inventory.hosts]:
             error.lines.append(f"not removed from {', '.join(inside)}: a node and volumes of it may be left there")
-            hints = [*error.fixes, f"once {' and '.join(inside)} can be reached:", "vcluster down"]
-            error.hint = "\n".join(dict.fromkeys(hints))
+            away = [name for name in inside if not isinstance(self.failures[name], TimedOut)]
+            once = [f"once {' and '.join(away)} can be reached:"] if away else []
+            error.hint = "\n".join(dict.fromkeys([*error.fixes, *once, "vcluster down"]))
         return error
 
 
