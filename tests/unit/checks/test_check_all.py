@@ -149,7 +149,6 @@ def test_the_folder_of_a_host_becomes_no_option_of_a_remedy(folder: str, model: 
     assert {one.fix.splitlines()[0] for one in found} == {f"vcluster pull {model}"}
 
 
-# fault: kernel/checks/model_cache.py: key=lambda model: (model in alone, model) → key=lambda model: model
 # fault: kernel/checks/model_cache.py: "MODEL" if lacking[0] in alone else names[0] → names[0]
 # fault: kernel/checks/model_cache.py: - {*held.get(inventory.head_name, ())} →
 @pytest.mark.parametrize(
@@ -165,12 +164,16 @@ def test_what_one_worker_shows_in_its_cache_is_in_no_line_that_brings_it_to_othe
 ) -> None:
     found = check_all(world.inventory(), hosts({"revisions": head}, revisions=worker))
     assert {one.host: one.fix for one in found} == {name: f"vcluster pull {model}" for name, model in lines.items()}
-    third = {**hosts({"revisions": head}, revisions=worker), "gpu3": world.host(3)}
-    third["gpu3"] = replace(third["gpu3"], details=replace(WELL, revisions={**worker, "meta--llama": "2"}))
-    first = next(
-        one for one in check_all(world.inventory(3), third) if one.host == "gpu1" and one.code == "model-absent"
-    )
-    assert first.fix == "vcluster pull aaa/its-own"
+
+
+# fault: kernel/checks/model_cache.py: key=lambda model: (model in alone, model) → key=lambda model: model
+@pytest.mark.parametrize(("third", "model"), [("aaa--its-own", "aaa/its-own"), ("meta--llama", "meta/llama")])
+def test_a_model_of_several_hosts_is_the_one_to_pull(third: str, model: str) -> None:
+    facts = {**hosts(revisions={"aaa--its-own": "1", "meta--llama": "2"}), "gpu3": world.host(3)}
+    facts["gpu1"] = replace(facts["gpu1"], details=replace(WELL, revisions={}))
+    facts["gpu3"] = replace(facts["gpu3"], details=replace(WELL, revisions={third: "2"}))
+    found = [one for one in check_all(world.inventory(3), facts) if (one.code, one.host) == ("model-absent", "gpu1")]
+    assert [one.fix for one in found] == [f"vcluster pull {model}"]
 
 
 def test_a_gpu_is_well_whose_program_left_an_xid() -> None:
