@@ -336,21 +336,6 @@ def test_a_host_that_gives_the_id_of_one_that_left_does_not_hide_it(verb: lab.Ve
             assert [one for one in again.operations() if isinstance(one, RecordMembers)] == []
 
 
-# fault: kernel/plan/members.py: elif before != member: → elif before.gpus != member.gpus:
-@pytest.mark.promise("P33")
-def test_another_way_to_a_member_is_recorded_and_nothing_else_is_done() -> None:
-    """By a way that is recorded no longer a host that gives another's machine id was not known for itself."""
-    world, words = make.world((2, 2)), inventory(1, 2)
-    gpu2 = words.hosts["gpu2"]
-    reached = gpu2.model_copy(update={"ssh": gpu2.ssh.model_copy(update={"user": "ops"})})
-    after = words.model_copy(update={"hosts": {**words.hosts, "gpu2": reached}})
-    with lab.inside(world):
-        lab.succeed(world, words, lab.do_up)
-        outcome = lab.succeed(world, after, lab.do_up)
-        assert outcome.operations == [("gpu1", "record on the head: gpu2 is reached another way")]
-        whole(world, after)
-
-
 def identity_of(machine: Machine) -> str:
     """The id of the cluster that its node is of."""
     node = machine.box("vcluster-lab")

@@ -52,6 +52,7 @@ def moved(read: Any) -> None:
     order, clock = Order(3, "", rows).document, Clock()
     head = SimpleNamespace(
         host="gpu1",
+        name="vcluster-lab",
         connection=SimpleNamespace(runtime=SimpleNamespace(after=partial(Deadline.after, clock=clock))),
         read=lambda name, _most=0, until=None: order if name == "wanted.json" else read(clock, name),
     )

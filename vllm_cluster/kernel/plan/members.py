@@ -240,7 +240,10 @@ def recorded(
 
 
 def differences(old: Record | None, new: Record, forgotten: Collection[Member] = ()) -> Iterator[str]:
-    """What changes from one record to the other, for people: all that a record has counts."""
+    """What changes from one record to the other, for people; how a host is reached does not count.
+
+    Colleagues reach it as users of their own, and each `up` would write the record again.
+    """
     if old is None or old.id != new.id:
         yield f"members {', '.join(member.name for member in new.members)}"
         return
@@ -255,7 +258,7 @@ def differences(old: Record | None, new: Record, forgotten: Collection[Member] =
             yield f"{member.name} is another machine now"
         elif before is None:
             yield f"{member.name} joins"
-        elif before != member:
+        elif before != replace(member, **{name: getattr(before, name) for name in ("host", "user", "port", "jump")}):
             yield _changed(before, member)
     here = {member.machine_id for member in new.members}
     replaced = {member.name for member in new.members}
@@ -271,9 +274,7 @@ def _changed(before: Member, member: Member) -> str:
         return f"{member.name} has the address {member.address}, before {before.address}"
     if before.gpus != member.gpus:
         return f"{member.name} has {member.gpus} GPUs, before {before.gpus}"
-    if before.leaving != member.leaving:
-        return f"{member.name} {'left and cannot be reached' if member.leaving else 'is back'}"
-    return f"{member.name} is reached another way"
+    return f"{member.name} {'left and cannot be reached' if member.leaving else 'is back'}"
 
 
 def ways_of(inventory: Inventory) -> frozenset[Way]:
