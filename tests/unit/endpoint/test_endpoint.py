@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
@@ -29,6 +30,7 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.connection import machine_of
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.transport.forward import LoopbackForward, listener
@@ -36,9 +38,30 @@ from vllm_cluster.serving.api.client import Broken
 from vllm_cluster.serving.endpoint import endpoint, tunnel
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.endpoint import be_tunnel, state
-from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS, way_to_head
+from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, RETRY_SECONDS
 
 INVENTORY = make.inventory(1)
+
+
+class Ssh:
+    """The ssh of this machine, whose configuration sends a name to another machine once it is in `lines`."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        self.asked = 0
+
+    def __call__(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        assert argv[:2] == ["ssh", "-G"]
+        self.asked += 1
+        port, jump = ((argv[argv.index(flag) + 1] if flag in argv else "") for flag in ("-p", "-J"))
+        own = self.lines.get(argv[-1], f"hostname {argv[-1]}")
+        text = f"{own}\nuser me\nport {port or 22}\nproxyjump {jump or 'none'}\n"
+        return subprocess.CompletedProcess(argv, 0, text.encode(), b"")
+
+
+def machine(inventory: Inventory, runtime: Runtime) -> str:
+    """Which machine the head is."""
+    return machine_of(inventory, inventory.hosts[inventory.head_name], runtime)
 
 
 def runs() -> None:
@@ -68,7 +91,8 @@ class Tunnels:
         self.seen: Callable[[], None] = lambda: None
         self.held: Callable[[], None] = lambda: None
         self.closes: Callable[[], None] = lambda: None
-        self.runtime = Runtime(self.clock, repeat=lambda *_: SimpleNamespace(stop=lambda: None))
+        self.ssh = Ssh()
+        self.runtime = Runtime(self.clock, repeat=lambda *_: SimpleNamespace(stop=lambda: None), processes=self.ssh)
         monkeypatch.setattr(tunnel, "passage_to", self.passage_to)
 
     @contextmanager
@@ -80,7 +104,8 @@ class Tunnels:
         if error:
             raise error
         try:
-            yield SimpleNamespace(host=inventory.head_name, port=self.target, answers=self.answers, hold=self.hold)
+            at = {"host": inventory.head_name, "machine": machine(inventory, runtime), "port": self.target}
+            yield SimpleNamespace(**at, answers=self.answers, hold=self.hold)
         finally:
             self.closes()
 
@@ -276,9 +301,9 @@ def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch:
     assert clock.now == pytest.approx(endpoint.ANSWER_SECONDS)
 
 
-def serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head that the inventory names is up, and its model ready."""
-    monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext())
+def serves(monkeypatch: pytest.MonkeyPatch, at: str = "here") -> None:
+    """The head that the inventory names is up on this machine, and its model ready."""
+    monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext(SimpleNamespace(machine=at)))
     monkeypatch.setattr(endpoint, "read_key", lambda *_: KEY)
     row = SimpleNamespace(name="m", host="127.0.0.1")
     monkeypatch.setattr(endpoint, "replicas_served", lambda *_: (row,))
@@ -297,7 +322,7 @@ def test_a_port_whose_tunnel_has_ended_is_neither_asked_nor_shown(
     left = [True] * (2 + looks)  # it is there, and before the connection
     monkeypatch.setattr(Detached, "runs", property(lambda _: bool(left and left.pop())))
     with serving(Api(answer)) as api:
-        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port, way_to_head(INVENTORY)))
+        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port, "here"))
         serves(monkeypatch)
         with pytest.raises(PreflightFailed, match="no tunnel from this machine to lab is open in the background"):
             endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(Clock()))
@@ -321,28 +346,91 @@ def test_a_tunnel_is_noted_no_more_before_its_port_is_free(cache: Path, monkeypa
 
 
 WAYS = [
-    make.inventory(2, head="gpu2"),
-    make.inventory(1, {"gpu1": {"ssh": {"host": "gpu1", "port": 2222}}}),
-    make.inventory(1, {"gpu1": {"ssh": {"host": "gpu1", "jump": "bastion"}}}),
+    ("", make.inventory(2, head="gpu2")),
+    ("", make.inventory(1, {"gpu1": {"ssh": {"host": "gpu1", "port": 2222}}})),
+    ("", make.inventory(1, {"gpu1": {"ssh": {"host": "gpu1", "jump": "bastion"}}})),
+    ("hostname 10.9.9.9", INVENTORY),
+    ("hostname gpu1\nport 2222", INVENTORY),
+    ("hostname gpu1\nuser other", INVENTORY),
+    ("hostname gpu1\nproxyjump bastion", INVENTORY),
+    ("hostname gpu1\nproxycommand nc %h 22", INVENTORY),
+    ("hostname gpu1\nhostkeyalias other", INVENTORY),
 ]
 
 
-# fault: serving/endpoint/endpoint.py: if now.head != way_to_head(inventory): → if False:
-@pytest.mark.parametrize("now", WAYS, ids=["head", "port", "jump"])
-def test_a_key_goes_to_the_head_it_is_for_alone(now: Inventory, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inventory names another head, and the tunnel still leads to the one before, which answers."""
+# fault: kernel/transport/ssh_config.py: way.append((at.where, at.host_key_alias or "", → way.append((at.destination, at.host_key_alias or "",
+# fault: kernel/transport/ssh_config.py: way.append((at.where, at.host_key_alias or "", → way.append((at.where, "",
+# fault: kernel/transport/ssh_config.py: if at.jump is None: → if True:
+# fault: serving/endpoint/tunnel.py: return found not in ("", machine) → return False
+@pytest.mark.parametrize(("line", "now"), WAYS)
+def test_a_tunnel_notes_the_machine_to_which_ssh_leads_and_follows(
+    line: str, now: Inventory, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words for the head were noted: with another ssh_config they led to another machine."""
+    made, notes = Tunnels(monkeypatch, None, None, FINAL[0]), list[str]()
+    if line:
+        made.ssh.lines["gpu1"] = "hostname gpu1"
+
+    def turns(_emit: object, ended: Callable[[], bool]) -> None:
+        note = state(INVENTORY, cache).read()
+        assert note is not None
+        notes.append(note.head)
+        if len(notes) == 1:
+            assert not ended()
+            made.now = now
+            made.ssh.lines |= {"gpu1": line} if line else {}
+        made.clock.now += LOCATE_SECONDS / 2
+        for _ in range(20):
+            if ended():
+                return
+            made.clock.now += 2
+        raise AssertionError("it was not left")
+
+    monkeypatch.setattr(made, "hold", turns)
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache)
+    assert notes == [machine(INVENTORY, Runtime(processes=Ssh())), machine(now, made.runtime)]
+    assert len(set(notes)) == 2
+
+
+# fault: serving/endpoint/tunnel.py: if fresh.left(): → if False:
+def test_a_tunnel_asks_ssh_now_and_then_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = Tunnels(monkeypatch, None, FINAL[0]), list[int]()
+
+    def rests(_emit: object, ended: Callable[[], bool]) -> None:
+        before = made.ssh.asked
+        for _ in range(60):
+            assert not ended()
+            made.clock.now += 2
+        asked.append(made.ssh.asked - before)
+        raise ConnectionLost("gpu1", "it is over")
+
+    monkeypatch.setattr(made, "hold", rests)
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache)
+    assert asked == [3]
+
+
+# fault: serving/endpoint/endpoint.py: if not machine or now.head != machine: → if not machine:
+# fault: serving/endpoint/endpoint.py: if not machine or now.head != machine: → if now.head != machine:
+@pytest.mark.parametrize(("leads", "here"), [("before", "here"), ("", "")], ids=["another", "not known"])
+def test_a_key_goes_to_the_machine_it_is_of_alone(
+    leads: str, here: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head is another machine now, and the tunnel still leads to the one before, which answers."""
     clock = Clock()
     monkeypatch.setattr(Detached, "runs", True)
-    serves(monkeypatch)
+    serves(monkeypatch, here)
     with serving(Api(answer)) as api:
-        before, after = (Detached(1, "1", api.port, way_to_head(one)) for one in (INVENTORY, now))
+        before, after = (Detached(1, "1", api.port, one) for one in (leads, "here"))
         monkeypatch.setattr(State, "read", lambda _: before)
-        with pytest.raises(VclusterError, match=f"does not lead to m: it leads to another head than {now.head_name}"):
-            endpoint.find_endpoint(now, cache, direct=False, detach=None, runtime=Runtime(clock))
+        with pytest.raises(VclusterError, match="does not lead to m: it leads to another head than gpu1"):
+            endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(clock))
         assert api.looked == 0
         assert endpoint.ANSWER_SECONDS - 2 < clock.now < endpoint.ANSWER_SECONDS + 2
-        monkeypatch.setattr(State, "read", lambda _: after if clock.now > 40 else before)
-        assert endpoint.find_endpoint(now, cache, direct=False, detach=None, runtime=Runtime(clock)).model == "m"
+        serves(monkeypatch)
+        monkeypatch.setattr(State, "read", lambda _: after if clock.now > 60 else before)
+        assert endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(clock)).model == "m"
 
 
 # fault: serving/endpoint/endpoint.py: ensure_leads()  # what → pass  #
@@ -359,11 +447,10 @@ def test_a_connection_to_the_head_before_gets_no_key(cache: Path, monkeypatch: p
         return 200, {"data": [{"id": "m"}]}
 
     turned = list[bool]()
-    two = make.inventory(2, head="gpu2")
     monkeypatch.setattr(endpoint, "get", get)
-    monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", 1, way_to_head(two if turned else INVENTORY)))
+    monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", 1, "here" if turned else "before"))
     with pytest.raises(VclusterError, match="another head"):
-        endpoint.find_endpoint(two, cache, direct=False, detach=None, runtime=Runtime(clock))
+        endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(clock))
     assert asked == []
 
 
@@ -382,7 +469,7 @@ def test_what_is_noted_is_where_the_port_leads(monkeypatch: pytest.MonkeyPatch) 
     made.held = moves
     with pytest.raises(HostKeyRejected):
         tunnel.tunnel(lambda: made.now, lambda _: None, port=0, opened=opened, runtime=made.runtime)
-    assert found == [(way_to_head(two), 503), (way_to_head(made.now), 503)]
+    assert found == [(machine(two, made.runtime), 503), (machine(made.now, made.runtime), 503)]
 
 
 # fault: serving/endpoint/tunnel.py: if inventory.cluster != cluster: → if False:

@@ -36,7 +36,7 @@ class Head:
     """A head that forwards, and whose model is in one phase after the other; its connection then breaks."""
 
     def __init__(self, *phases: Phase | None) -> None:
-        self.phases, self.name, self.transport = list(phases), "gpu1", self
+        self.phases, self.name, self.machine, self.transport = list(phases), "gpu1", "here", self
         self.runtime = SimpleNamespace(clock=SimpleNamespace(sleep=lambda _: None, monotonic=SYSTEM_CLOCK.monotonic))
 
     def forward(self, port: int, local_port: int, *, remote_host: str) -> LoopbackForward:

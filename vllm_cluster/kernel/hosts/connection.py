@@ -57,6 +57,8 @@ class HostConnection:
         self._docker_id = ""
         # Why an observation has found no engine, for who asks it nevertheless.
         self.no_docker: HostError | None = None
+        # Which machine it is; empty where only the connection itself has found out where SSH leads.
+        self.machine = ""
         # Of its facts; a fleet's hosts share what there is.
         self.memory = memory or Memory(ONE_HOST)
         self._kept: dict[str, object] = {}
@@ -214,7 +216,9 @@ class Fleet:
         at, kind = ssh_target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
         carrier = self.runtime.connect(at, kind, endpoint, self._jumps)
-        return HostConnection(host.name, carrier, self.runtime, ssh, Memory(OWN, self._facts_memory, ONE_HOST))
+        made = HostConnection(host.name, carrier, self.runtime, ssh, Memory(OWN, self._facts_memory, ONE_HOST))
+        made.machine = _machine(inventory, host, endpoint)
+        return made
 
     def each(
         self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None
@@ -358,6 +362,17 @@ def endpoints(inventory: Inventory, runtime: Runtime, of: Iterable[Host]) -> dic
     hosts = [host for host in of if _kind(inventory, host) != "local"]
     with runtime.pool(min(WORKERS, max(1, len(hosts)))) as pool:
         return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
+
+
+def machine_of(inventory: Inventory, host: Host, runtime: Runtime) -> str:
+    """Which machine a host is by where SSH leads now, as its connection has it; empty where that is not known."""
+    return _machine(inventory, host, endpoints(inventory, runtime, [host]).get(host.name))
+
+
+def _machine(inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> str:
+    if _kind(inventory, host) == "local":
+        return "local"
+    return endpoint.machine if endpoint else ""
 
 
 def _ensure_unique_hosts(inventory: Inventory, found: Mapping[str, SshEndpoint | None]) -> None:

@@ -6,6 +6,7 @@ import errno
 import fnmatch
 import glob
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -74,6 +75,16 @@ class SshEndpoint:
     def where(self) -> str:
         """The host's address for error messages."""
         return f"{self.user}@{self.host}:{self.port}"
+
+    @property
+    def machine(self) -> str:
+        """Which machine this is, by where SSH leads and not by the names for it: to be noted, and compared."""
+        way, at = list[tuple[str, str, str]](), self
+        while True:
+            way.append((at.where, at.host_key_alias or "", expand(at.proxy_command or "", at)))
+            if at.jump is None:
+                return json.dumps(way)
+            at = at.jump
 
 
 def known_name(at: SshEndpoint) -> str:

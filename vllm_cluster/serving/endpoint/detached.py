@@ -28,7 +28,7 @@ POLL = 0.05
 class Detached:
     """A program in the background: its process, by its start time too as numbers come again; its local port; its head.
 
-    That port leads to this `head` or nowhere.
+    That port leads to this `head`, a machine by where SSH leads, or nowhere.
     """
 
     # No number of a group: of 0 that is one's own.

@@ -19,7 +19,7 @@ from vllm_cluster.kernel.node.history import command_of
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
-from vllm_cluster.serving.endpoint.tunnel import is_free, tunnel, way_to_head
+from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, is_free, tunnel
 from vllm_cluster.serving.head import at_head, first_ready, read_key, replicas_served
 from vllm_cluster.wire.status import ServeStatus
 
@@ -27,7 +27,7 @@ FOLDER = "tunnels"
 _LOOPBACK = ("127.0.0.1", "::1")
 NOTE_SECONDS = 5.0
 # As long as the process in the background may need to notice that the head has moved, and to reach the other one.
-ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
+ANSWER_SECONDS, TRY_SECONDS = LOCATE_SECONDS + 15.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def find_endpoint(
         PreflightFailed: no model is ready, or there is no way to it from here.
     """
     with at_head(inventory, runtime) as head:
-        key = read_key(inventory, head)
+        key, machine = read_key(inventory, head), head.machine
         rows = replicas_served(inventory, head)
         serve = first_ready(rows)
         models = tuple(dict.fromkeys((serve.name, *(one.name for one in rows))))
@@ -97,12 +97,12 @@ def find_endpoint(
         """Refuse the port once its tunnel has ended, as any user may listen there then, and while it leads elsewhere.
 
         Raises:
-            Broken: to another head than this key is for, until it follows the inventory.
+            Broken: to another machine than gave this key, until it follows.
         """
         now = found.running()
         if now is None or (now.pid, now.port) != (open_one.pid, open_one.port):
             raise _none_is_open(inventory, serve, found.why_ended())
-        if now.head != way_to_head(inventory):
+        if not machine or now.head != machine:
             raise Broken(f"it leads to another head than {inventory.head_name}")
 
     _ensure_answers(open_one.port, key, serve.name, refuse_other, runtime)

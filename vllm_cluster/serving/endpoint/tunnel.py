@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Emit, Event
-from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.connection import HostConnection, machine_of, ssh_target
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.listeners import LOOPBACK
@@ -32,6 +31,8 @@ POLL_SECONDS = 2.0
 RETRY_SECONDS, RETRY_POLL = 3600.0, 5.0
 # A connection that the far end refuses is closed here within a round trip.
 ANSWER_SECONDS = 1.0
+# Between two looks at where SSH leads: a `Match exec` of ssh_config runs a program at each.
+LOCATE_SECONDS = 30.0
 # Then the head's own front may not listen, and another user's program at its port would get the key and the prompts.
 _NO_FRONT = ("waiting", "backoff", "failed", "unknown")
 
@@ -57,9 +58,6 @@ def tunnel(
     patience, url = runtime.after(RETRY_SECONDS), f"http://127.0.0.1:{relay.port}"
     was_open = broken = False
 
-    def moved() -> bool:
-        return way_to_head(_of_cluster(latest(), inventory.cluster)) != way_to_head(inventory)
-
     try:
         while True:
             try:
@@ -67,12 +65,12 @@ def tunnel(
                 with passage_to(inventory, runtime) as passage:
                     patience = runtime.after(RETRY_SECONDS)
                     # Before it leads there: a key for the head that was noted until then never gets to this one.
-                    opened(relay.port, way_to_head(inventory))
+                    opened(relay.port, passage.machine)
                     with relay.leading_to(passage):
                         text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
                         emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
                         was_open, broken = True, False
-                        passage.hold(emit, moved)
+                        passage.hold(emit, _watch(inventory, passage.machine, latest, runtime))
             except (HostKeyRejected, AuthenticationFailed):
                 raise
             except (HostError, NodeMissing) as error:  # Docker starts again there, or `up` recreates the head
@@ -86,6 +84,24 @@ def tunnel(
     finally:
         closing()
         relay.close()
+
+
+def _watch(before: Inventory, machine: str, latest: Callable[[], Inventory], runtime: Runtime) -> Callable[[], bool]:
+    """Whether the head is another machine than this one, by the inventory and by where SSH leads for its words."""
+    fresh = runtime.after(LOCATE_SECONDS)
+
+    def moved() -> bool:
+        nonlocal fresh
+        now = _of_cluster(latest(), before.cluster)
+        head = now.hosts[now.head_name]
+        if ssh_target(now, head) != ssh_target(before, before.hosts[before.head_name]):
+            return True
+        if fresh.left():
+            return False
+        found, fresh = machine_of(now, head, runtime), runtime.after(LOCATE_SECONDS)
+        return found not in ("", machine)
+
+    return moved
 
 
 def _of_cluster(inventory: Inventory, cluster: str) -> Inventory:
@@ -120,7 +136,7 @@ class Passage:
 
     def __init__(self, head: HostConnection, remote: int, served: Callable[[], ServeStatus | None]) -> None:
         self._head, self._remote, self._served = head, remote, served
-        self.host = head.name
+        self.host, self.machine = head.name, head.machine
         self._place = self._place_of(serve := served())
         address, port = self._place
         self._forward = head.transport.forward(port, 0, remote_host=address)
@@ -176,12 +192,6 @@ class Passage:
     def close(self) -> None:
         """Stop listening."""
         self._forward.close()
-
-
-def way_to_head(inventory: Inventory) -> str:
-    """Which machine the head is, by how it is reached."""
-    host, ssh = inventory.hosts[inventory.head_name], inventory.ssh
-    return json.dumps([host.destination, host.ssh.port or ssh.port, host.ssh.jump or ssh.jump])
 
 
 def no_passage(head: HostConnection, serve: ServeStatus) -> HostError:
