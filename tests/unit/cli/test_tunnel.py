@@ -78,12 +78,43 @@ def test_a_tunnel_sees_the_inventory_and_that_it_is_gone(tmp_path: Path) -> None
     path.write_text(f"{words}}}")
     latest = tunnels._latest(load_text(path.read_bytes(), path=path, cwd=None), clock)
     path.write_text(f"{words}, head: gpu2}}")
-    assert latest().head_name == "gpu2"
+    assert latest(300).head_name == "gpu2"
     path.write_text("{")
-    assert latest().head_name == "gpu2", "as it was last, while it is being written"
+    assert latest(300).head_name == "gpu2", "as it was last, while it is being written"
     path.unlink()
     clock.now += 1000
-    assert latest().head_name == "gpu2", "for a moment"
+    assert latest(300).head_name == "gpu2", "for a moment"
     clock.now += tunnels.GONE_SECONDS + 1
     with pytest.raises(VclusterError, match=r"inventory\.yaml is gone"):
-        latest()
+        latest(300)
+
+
+# fault: serving/endpoint/open.py: if raw != read or clock.monotonic() - at >= age: → if True:
+# fault: serving/endpoint/open.py: clock.monotonic() - at >= age → False
+# fault: serving/endpoint/open.py: raw != read or clock → clock
+@pytest.mark.parametrize("works", [True, False])
+def test_a_tunnel_runs_the_command_of_its_hosts_now_and_then(works: bool, tmp_path: Path) -> None:
+    """It ran at each look, every two seconds."""
+    path, runs, clock = tmp_path / "inventory.yaml", tmp_path / "runs", Clock()
+    (tmp_path / "hosts.json").write_text('{"gpu1": {"address": "10.0.0.1"}}')
+    words = "version: 1\ncluster: lab\nimage: i\nmodel_cache: /m\n"
+    path.write_text(f"{words}hosts_from: command:sh -c 'echo >> runs; cat hosts.json'\n")
+    inventory = load_text(path.read_bytes(), path=path, cwd=None)
+    if not works:
+        (tmp_path / "hosts.json").unlink()
+
+    def run(age: float) -> int:
+        latest(age)
+        return len(runs.read_text())
+
+    latest = tunnels._latest(inventory, clock)
+    first = run(300)
+    for _ in range(100):
+        clock.now += 2
+        assert run(300) == first
+    assert run(30) == first + 1, "once the connection broke"
+    assert run(30) == first + 1
+    clock.now += 300
+    assert run(300) == first + 2
+    path.write_text(f"{path.read_text()}head: gpu1\n")
+    assert run(300) == first + 3, "what is written in the file counts at once"

@@ -115,7 +115,7 @@ class Tunnels:
             raise ConnectionLost("gpu1", "tunnel: no keepalive")
 
     def keep(self, folder: Path, port: int = 0) -> None:
-        be_tunnel(lambda: self.now, folder, lambda _: None, port=port, runtime=self.runtime)
+        be_tunnel(lambda _: self.now, folder, lambda _: None, port=port, runtime=self.runtime)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_tunnel_that_never_opened_ends_at_once(
     assert len(made.heads) == 1
 
 
-# fault: serving/endpoint/tunnel.py:             inventory = _of_cluster(latest(), inventory.cluster) →             pass
+# fault: serving/endpoint/tunnel.py:             inventory = _of_cluster(latest(LOCATE_SECONDS if broken else SOURCE_SECONDS), inventory.cluster) →             pass
 def test_it_follows_the_head_that_the_inventory_names_now(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Tunnels(monkeypatch, None, None, FINAL[0])
     two = make.inventory(2)
@@ -233,7 +233,7 @@ def test_a_tunnel_of_a_terminal_keeps_its_port_too_and_names_a_break_once(monkey
 
     made.answers, made.seen = False, ask
     with pytest.raises(HostKeyRejected):
-        tunnel.tunnel(lambda: INVENTORY, events.append, port=0, runtime=made.runtime)
+        tunnel.tunnel(lambda _: INVENTORY, events.append, port=0, runtime=made.runtime)
     assert answers == [503, 503, 503, 503]
     assert [event.kind for event in events] == ["result", "warning", "note", "warning"]
     assert "HTTP 503 until it is back" in events[1].text
@@ -375,10 +375,11 @@ def test_a_tunnel_notes_the_machine_to_which_ssh_leads_and_follows(
         note = state(INVENTORY, cache).read()
         assert note is not None
         notes.append(note.head)
-        if len(notes) == 1:
-            assert not ended()
-            made.now = now
-            made.ssh.lines |= {"gpu1": line} if line else {}
+        assert not ended()
+        if len(notes) == 2:
+            raise ConnectionLost("gpu1", "it is over")
+        made.now = now
+        made.ssh.lines |= {"gpu1": line} if line else {}
         made.clock.now += LOCATE_SECONDS / 2
         for _ in range(20):
             if ended():
@@ -468,7 +469,7 @@ def test_what_is_noted_is_where_the_port_leads(monkeypatch: pytest.MonkeyPatch) 
 
     made.held = moves
     with pytest.raises(HostKeyRejected):
-        tunnel.tunnel(lambda: made.now, lambda _: None, port=0, opened=opened, runtime=made.runtime)
+        tunnel.tunnel(lambda _: made.now, lambda _: None, port=0, opened=opened, runtime=made.runtime)
     assert found == [(machine(two, made.runtime), 503), (machine(made.now, made.runtime), 503)]
 
 

@@ -19,7 +19,7 @@ from vllm_cluster.kernel.node.history import command_of
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
-from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, is_free, tunnel
+from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, SOURCE_SECONDS, is_free, tunnel
 from vllm_cluster.serving.head import at_head, first_ready, read_key, replicas_served
 from vllm_cluster.wire.status import ServeStatus
 
@@ -164,14 +164,14 @@ def close(inventory: Inventory, cache: Path) -> bool:
 
 
 def be_tunnel(
-    latest: Callable[[], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
+    latest: Callable[[float], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
 ) -> None:
     """Be the tunnel in the background, and note where it is.
 
     Raises:
         HostError: it could not be opened, or not again.
     """
-    noted, ways, alone = state(latest(), cache), list[tuple[int, str]](), threading.Lock()
+    noted, ways, alone = state(latest(SOURCE_SECONDS), cache), list[tuple[int, str]](), threading.Lock()
 
     def opened(port: int, head: str) -> None:
         with alone:

@@ -46,19 +46,20 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
         session.finish()  # the one way in which an open tunnel ends is not a failure
 
 
-def _latest(inventory: Inventory, clock: Clock = SYSTEM_CLOCK) -> Callable[[], Inventory]:
+def _latest(inventory: Inventory, clock: Clock = SYSTEM_CLOCK) -> Callable[[float], Inventory]:
     """The inventory as it is now; as it was, while it is being written.
 
+    It is read again where the file has changed, and once the answer of another source is older than asked for.
     Where the file is gone for good that raises: no verb could find a tunnel in the background any more.
     """
     from vllm_cluster.kernel.inventory.find import MAX_BYTES
     from vllm_cluster.kernel.inventory.load import load_text
     from vllm_cluster.wire.inside import beginning
 
-    path, last, gone = inventory.path, inventory, float("inf")
+    path, last, gone, read, at = inventory.path, inventory, float("inf"), b"", 0.0
 
-    def latest() -> Inventory:
-        nonlocal last, gone
+    def latest(age: float) -> Inventory:
+        nonlocal last, gone, read, at
         if path is None:
             return inventory
         try:
@@ -71,8 +72,10 @@ def _latest(inventory: Inventory, clock: Clock = SYSTEM_CLOCK) -> Callable[[], I
         except OSError:
             return last
         gone = float("inf")
-        with suppress(VclusterError, OSError):
-            last = load_text(raw, path=path, cwd=None)
+        if raw != read or clock.monotonic() - at >= age:
+            with suppress(VclusterError, OSError):
+                last = load_text(raw, path=path, cwd=None)
+            read, at = raw, clock.monotonic()  # also where it failed: its command may take long
         return last
 
     return latest

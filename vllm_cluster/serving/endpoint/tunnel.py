@@ -31,14 +31,15 @@ POLL_SECONDS = 2.0
 RETRY_SECONDS, RETRY_POLL = 3600.0, 5.0
 # A connection that the far end refuses is closed here within a round trip.
 ANSWER_SECONDS = 1.0
-# Between two looks at where SSH leads: a `Match exec` of ssh_config runs a program at each.
-LOCATE_SECONDS = 30.0
+# Between two looks at where SSH leads: a `Match exec` of ssh_config runs a program at each. So does `hosts_from`, whose
+# answer may be older while all is well, and no older than that once the connection broke.
+LOCATE_SECONDS, SOURCE_SECONDS = 30.0, 300.0
 # Then the head's own front may not listen, and another user's program at its port would get the key and the prompts.
 _NO_FRONT = ("waiting", "backoff", "failed", "unknown")
 
 
 def tunnel(
-    latest: Callable[[], Inventory],
+    latest: Callable[[float], Inventory],
     emit: Emit,
     *,
     port: int,
@@ -48,13 +49,14 @@ def tunnel(
 ) -> NoReturn:
     """Forward the API to this machine's loopback: what breaks is opened again, at the head that the inventory has then.
 
+    `latest` gives it, by how many seconds old the answer of another source may be, as that of `hosts_from`.
     What is away is waited for, for up to an hour; the port is kept. `opened` gets it, and which head it leads to from
     then on, each time that one is reached; `closing` is called while the port is still held.
 
     Raises:
         VclusterError: it could not be opened, or not again; or the inventory is of another cluster now.
     """
-    inventory, relay = latest(), Relay(port, RETRY_POLL)
+    inventory, relay = latest(SOURCE_SECONDS), Relay(port, RETRY_POLL)
     patience, url = runtime.after(RETRY_SECONDS), f"http://127.0.0.1:{relay.port}"
     was_open = broken = False
 
@@ -80,19 +82,21 @@ def tunnel(
                     emit(Event("warning", f"{error.message}; {url} answers with HTTP 503 until it is back"))
                 broken = True
             runtime.clock.sleep(RETRY_POLL)
-            inventory = _of_cluster(latest(), inventory.cluster)
+            inventory = _of_cluster(latest(LOCATE_SECONDS if broken else SOURCE_SECONDS), inventory.cluster)
     finally:
         closing()
         relay.close()
 
 
-def _watch(before: Inventory, machine: str, latest: Callable[[], Inventory], runtime: Runtime) -> Callable[[], bool]:
+def _watch(
+    before: Inventory, machine: str, latest: Callable[[float], Inventory], runtime: Runtime
+) -> Callable[[], bool]:
     """Whether the head is another machine than this one, by the inventory and by where SSH leads for its words."""
     fresh = runtime.after(LOCATE_SECONDS)
 
     def moved() -> bool:
         nonlocal fresh
-        now = _of_cluster(latest(), before.cluster)
+        now = _of_cluster(latest(SOURCE_SECONDS), before.cluster)
         head = now.hosts[now.head_name]
         if ssh_target(now, head) != ssh_target(before, before.hosts[before.head_name]):
             return True
