@@ -12,6 +12,7 @@ from vllm_cluster.features.logs.lines import LastLines, Line, LogRequest
 from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.features.logs.orders import Marks
 from vllm_cluster.kernel.assess import require_name
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.error_lines import ErrorLines
@@ -21,6 +22,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 
 # How long a line may be kept back for older ones of other hosts; the terminal shows nothing sooner.
 TURN_SECONDS = 0.1
+# In all, for the hosts whose ranks are not read yet.
 SETTLE_SECONDS = 60.0
 Show = Callable[[Sequence[Line]], None]
 
@@ -103,16 +105,20 @@ def _reading(
     merge = LogMerge(runtime.clock, follow=asked.follow)
     with Fleet(inventory, runtime, asked.hosts) as fleet:
         hosts: dict[str, HostLogs] = {}
+        patience: list[Deadline] = []
 
-        def covered(log: str, address: str) -> bool:
+        def covered(host: str, log: object, address: str) -> bool:
             """Whether what a rank printed is read from its own file; the copy of a host that is away comes later."""
-            one = hosts.get(fleet.addresses.get(address, "") if address else log)
+            one = hosts.get(fleet.addresses.get(address, "") if address else host)
             if one is None or asked.rank is not None:
                 return False
             if asked.follow:
                 return True
-            # The lines behind it wait no more where it has not begun by then.
-            if not one.settled.wait(SETTLE_SECONDS):
+            if not one.settled.is_set():
+                patience.append(runtime.after(SETTLE_SECONDS))
+                # The lines behind it wait no more where it has not begun by then.
+                with merge.waits(log):
+                    one.settled.wait(patience[0].left())
                 one.settled.set()
             return one.ranks_read
 

@@ -38,6 +38,8 @@ PORTION = 16 << 10
 MAX_FILES = 10_000
 # Of ranks that print all that NCCL does, for weeks: a host that prints without end would keep `logs` going.
 ALL_FILES = Allowance(SILENT_SECONDS, WAITING_SECONDS, 2 << 30)
+# Whether what a rank printed at an address, of which this log has a copy, is read from that rank's own file.
+Covered = Callable[[object, str], bool]
 # A session, and a file of it with two ids of 56 digits: 170 characters.
 FileName = Annotated[str, shaped("[!-~]{1,255}", "the name of a file of Ray's")]
 
@@ -45,7 +47,7 @@ FileName = Annotated[str, shaped("[!-~]{1,255}", "the name of a file of Ray's")]
 class ContainerFeed:
     """The log of a node's container; lines of a rank whose own log is `covered` are left out of it."""
 
-    def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, covered: Callable[[str], bool]) -> None:
+    def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, covered: Covered) -> None:
         self._node, self._asked, self._merge, self._covered = node, asked, merge, covered
         self._position, self._stamps = Position(), Stamps()
         self._names = RankNames()
@@ -72,10 +74,11 @@ class ContainerFeed:
             begun()
             for piece in pieces:
                 try:
-                    lines = self._chosen(limit.counted(self._position.fresh(frames.feed(piece))), offset)
+                    fresh = limit.counted(self._position.fresh(frames.feed(piece)))
+                    lines, seen = self._chosen(fresh, offset), self._stamps(fresh[-1][0]) - offset if fresh else None
                 except ValueError as error:
                     raise HostError(self._node.host, f"logs: Docker's log cannot be read: {error}", again=()) from error
-                self._merge.put(self, lines)
+                self._merge.put(self, lines, seen)
 
     def _chosen(self, lines: Sequence[StampedLine], offset: int) -> list[Line]:
         host, stamps, sources, grep = self._node.host, self._stamps, self._asked.sources, self._grep
@@ -90,7 +93,7 @@ class ContainerFeed:
                 continue
             if not self._asked.polls and is_poll(source, text):
                 continue
-            if text[:10] == b"(RayWorker" and (at := copied_from(text)) is not None and self._covered(at):
+            if text[:10] == b"(RayWorker" and (at := copied_from(text)) is not None and self._covered(self, at):
                 continue
             chosen.append(Line(stamps(stamp) - offset, host, source, text.decode("utf-8", "replace"), rank, replica))
         return chosen
@@ -104,6 +107,8 @@ class FileFeed:
         self._offsets: dict[str, int] = {}
         self._skip: tuple[str, ...] | None = None
         self._since: int | None = None
+        # When the last line was written that was read.
+        self._seen: int | None = None
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
         """As `ContainerFeed.read`."""
@@ -122,7 +127,8 @@ class FileFeed:
                 for rows in map(limit.counted, _rows(frames, running.output())):
                     if not names:
                         begun()
-                    self._merge.put(self, [line for row in rows if (line := self._line(_row(row), names, offset))])
+                    lines = [line for row in rows if (line := self._line(_row(row), names, offset))]
+                    self._merge.put(self, lines, self._seen)
             except ValueError as error:
                 raise _unreadable(self._node.host, error) from error
             if not self._asked.follow and (code := running.code()):
@@ -139,6 +145,7 @@ class FileFeed:
             names[row.file] = row
             return None
         number, at, end, text = row.line
+        self._seen = at - offset
         if (file := names.get(number)) is None:
             raise _unreadable(self._node.host, "a line of a file without a name")
         self._offsets[file.name] = end
@@ -234,7 +241,7 @@ class HostLogs:
         *,
         merge: LogMerge,
         emit: Emit,
-        covered: Callable[[str], bool],
+        covered: Covered,
     ) -> None:
         self.host = connection.name
         self.failure: VclusterError | None = None
@@ -330,6 +337,8 @@ class HostLogs:
         begun = threading.Event()
 
         def begin() -> None:
+            if begun.is_set():
+                return
             begun.set()
             self._merge.begin(feed)
             if feed is self._ranks:

@@ -6,7 +6,8 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import attrgetter
@@ -23,6 +24,9 @@ IDLE_SECONDS = 0.3
 # those of all others. Of logs that end, the others do not wait for one that brings nothing newer for so long, nor again
 # for one for which a line has waited `MAX_KEPT_SECONDS`.
 MAX_HELD_SECONDS, MAX_KEPT_SECONDS = 30.0, 300.0
+# What counts of the time for which what was taken is being shown: a pager takes nothing more while a person reads, and
+# a log has no part in that. Not nothing: who sends lines without end would make no time pass.
+SHOW_SECONDS = 1.0
 # What a line costs beside its text.
 LINE_SIZE = 150
 # The first line may be at the end of 150 MB that Docker searches for it.
@@ -44,7 +48,7 @@ class _Queue:
     until: float | None = None
     over: bool = False
     host: str = ""
-    # When a line came that is newer than all before it, and since when its reader waits for room: that does not count.
+    # When it brought something newer than all before, and since when its reader waits for others: that does not count.
     rose: float = 0.0
     blocked: float | None = None
     # Whether the others wait for it no more, and whether that is for good.
@@ -83,6 +87,8 @@ class LogMerge:
         # Bytes that wait, and those that were taken last: they are on their way until the next ones are.
         self._waiting = self._taken = 0
         self._clock, self._follow = clock, follow
+        # The time so far, and since when it passes: in full only while lines are waited for.
+        self._past, self._since, self._taking = 0.0, clock.monotonic(), False
         self._changed = threading.Condition()
         self._closed = False
         self._passed: dict[str, bool] = {}
@@ -91,10 +97,12 @@ class LogMerge:
     def add(self, log: object, host: str = "") -> None:
         """Wait for the lines of this log of a host, too."""
         with self._changed:
-            self._queues[log] = _Queue(host=host, rose=self._clock.monotonic())
+            self._queues[log] = _Queue(host=host, rose=self._now())
 
-    def put(self, log: object, lines: Sequence[Line]) -> None:
+    def put(self, log: object, lines: Sequence[Line], seen: int | None = None) -> None:
         """Add lines; then waits while too many have not been taken, so that none are held beside those that wait here.
+
+        `seen` is the time of the last line that was read, also where it is none of those that are asked for.
 
         Raises:
             EOFError: nothing is taken any more.
@@ -105,7 +113,7 @@ class LogMerge:
             for line in lines:
                 newest = max(newest, line.at)
                 queue.lines.append(line if line.at == newest else Line(newest, *line[1:]))
-            now = self._clock.monotonic()
+            newest, now = newest if seen is None else max(newest, seen), self._now()
             if newest > queue.newest:
                 queue.newest, queue.rose, queue.passed = newest, now, queue.late
             size = sum(map(_size, lines))
@@ -115,12 +123,23 @@ class LogMerge:
             if lines:
                 queue.came.append((now, len(lines)))
             self._changed.notify_all()
-            queue.blocked = now
-            while self._is_full(queue) and not self._closed:
-                self._changed.wait(IDLE_SECONDS)
-            queue.rose, queue.blocked = queue.rose + self._clock.monotonic() - now, None
+            with self.waits(log):
+                while self._is_full(queue) and not self._closed:
+                    self._changed.wait(IDLE_SECONDS)
             if self._closed:
                 raise EOFError("the reader has gone")
+
+    @contextmanager
+    def waits(self, log: object) -> Iterator[None]:
+        """Count none of the time as the log's own in which its reader waits for others."""
+        queue = self._queues[log]
+        with self._changed:
+            began = queue.blocked = self._now()
+        try:
+            yield
+        finally:
+            with self._changed:
+                queue.rose, queue.blocked = queue.rose + self._now() - began, None
 
     def _is_full(self, queue: _Queue) -> bool:
         share = MAX_WAITING // len(self._queues)
@@ -129,7 +148,8 @@ class LogMerge:
     def begin(self, log: object) -> None:
         """The log is being read from now on: its first line may take a while."""
         with self._changed:
-            self._queues[log].until = self._clock.monotonic() + FIRST_SECONDS
+            queue, now = self._queues[log], self._now()
+            queue.until, queue.rose, queue.passed = now + FIRST_SECONDS, now, queue.late
             self._changed.notify_all()
 
     def pause(self, log: object) -> None:
@@ -155,15 +175,27 @@ class LogMerge:
         with self._changed:
             self._taken = 0
             self._changed.notify_all()
-            if not (lines := self._due()):
-                if all(queue.over and not queue.lines for queue in self._queues.values()):
-                    return None
-                self._changed.wait(seconds)
-                lines = self._due()
+            self._pass_time(taking=True)
+            try:
+                if not (lines := self._due()):
+                    if all(queue.over and not queue.lines for queue in self._queues.values()):
+                        return None
+                    self._changed.wait(seconds)
+                    lines = self._due()
+            finally:
+                self._pass_time(taking=False)
             if lines:
                 self._changed.notify_all()
         lines.sort(key=_AT)
         return lines
+
+    def _now(self) -> float:
+        """How long lines have been waited for."""
+        passed = self._clock.monotonic() - self._since
+        return self._past + (passed if self._taking else min(passed, SHOW_SECONDS))
+
+    def _pass_time(self, *, taking: bool) -> None:
+        self._past, self._since, self._taking = self._now(), self._clock.monotonic(), taking
 
     def passed_over(self) -> list[str]:
         """The hosts for whose logs the others have stopped waiting since the last call."""
@@ -191,7 +223,7 @@ class LogMerge:
 
     def _due(self) -> list[Line]:
         """All lines up to the time to which every log is known."""
-        now = self._clock.monotonic()
+        now = self._now()
         known = self._follow_known(now) if self._follow else self._known(now)
         due: list[Line] = []
         for queue in self._queues.values():

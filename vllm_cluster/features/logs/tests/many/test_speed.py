@@ -51,7 +51,7 @@ def node(host: str, data: bytes) -> NodeHandle:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_50_000_lines_a_second_of_processor_time(as_json: bool, capfd: pytest.CaptureFixture[str]) -> None:
     data, merge = sent(), LogMerge(SYSTEM_CLOCK, follow=False)
-    feeds = [ContainerFeed(node(host, data), LogRequest(HOSTS), merge, lambda _: False) for host in HOSTS]
+    feeds = [ContainerFeed(node(host, data), LogRequest(HOSTS), merge, lambda *_: False) for host in HOSTS]
     for feed in feeds:
         merge.add(feed)
 

@@ -12,14 +12,16 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.features.logs import action as logs_action
 from vllm_cluster.features.logs import host as log_host
 from vllm_cluster.features.logs.host import ContainerFeed
 from vllm_cluster.features.logs.lines import Line, LogRequest
+from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import CommandFailed
-from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.serving.explain.logs import collect
 
@@ -93,7 +95,7 @@ def test_the_kernel_s_lines_of_a_host_in_german_are_read(tmp_path: Path) -> None
 @pytest.mark.parametrize("asked", [False, True])
 def test_polls_of_the_api_that_went_well_are_left_out(text: bytes, poll: bool, asked: bool) -> None:
     node = SimpleNamespace(host="gpu1")
-    feed = ContainerFeed(cast(Any, node), LogRequest(("gpu1",), polls=asked), cast(Any, None), lambda _: False)
+    feed = ContainerFeed(cast(Any, node), LogRequest(("gpu1",), polls=asked), cast(Any, None), lambda *_: False)
     shown = feed._chosen([(b"2026-11-21T02:00:00.000000000Z", b"[vllm] " + text)], 0)
     assert [line.text.encode() for line in shown] == ([] if poll and not asked else [text])
 
@@ -128,10 +130,57 @@ def test_a_rank_without_ray_is_read_from_the_log_that_it_shares(
     connection = SimpleNamespace(docker=SimpleNamespace(streams=SimpleNamespace(log=log)), runtime=SYSTEM)
     node = SimpleNamespace(host="gpu1", name="vcluster-lab", connection=connection)
     found: list[Line] = []
-    merge = SimpleNamespace(put=lambda _, more: found.extend(more))
+    merge = SimpleNamespace(put=lambda _, more, *_seen: found.extend(more))
     request = LogRequest(("gpu1",), rank=asked, since=since)
-    ContainerFeed(cast(Any, node), request, cast(Any, merge), lambda _: False).read(0, None, lambda: None)
+    ContainerFeed(cast(Any, node), request, cast(Any, merge), lambda *_: False).read(0, None, lambda: None)
     assert [(line.rank, line.text) for line in found] == shown
+
+
+# fault: features/logs/host.py: self._merge.put(self, lines, seen) → self._merge.put(self, lines)
+# fault: features/logs/host.py: self._stamps(fresh[-1][0]) - offset if fresh → self._stamps(fresh[-1][0]) if fresh
+def test_how_far_a_log_was_read_is_known_where_no_line_of_it_is_asked_for() -> None:
+    line = b"2026-11-21T02:00:00.000000000Z [vllm] x\n"
+    pieces = [b"\1\0\0\0" + len(line).to_bytes(4, "big") + line]
+    streams = SimpleNamespace(log=lambda *_, **__: nullcontext(iter(pieces)))
+    connection = SimpleNamespace(docker=SimpleNamespace(streams=streams), runtime=SYSTEM)
+    node = SimpleNamespace(host="gpu1", name="vcluster-lab", connection=connection)
+    found: list[tuple[object, ...]] = []
+    merge = SimpleNamespace(put=lambda _, *what: found.append(what))
+    request = LogRequest(("gpu1",), grep="needle")
+    ContainerFeed(cast(Any, node), request, cast(Any, merge), lambda *_: False).read(7, None, lambda: None)
+    assert found == [([], int(datetime(2026, 11, 21, 2, tzinfo=UTC).timestamp()) * 10**9 - 7)]
+
+
+# fault: features/logs/action.py: with merge.waits(log): → if True:
+# fault: features/logs/action.py: patience[0].left() → SETTLE_SECONDS
+def test_a_head_that_waits_for_the_files_of_workers_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers never begin to send them: it is they for which the lines of the others waited."""
+    clock, names = Clock(), ("gpu1", "gpu2", "gpu3")
+    fleet = SimpleNamespace(connections=dict.fromkeys(names), addresses={f"10.0.0.{at}": f"gpu{at}" for at in (2, 3)})
+    monkeypatch.setattr(logs_action, "Fleet", lambda *_: nullcontext(fleet))
+    runtime = Runtime(clock, background=lambda *_: cast(Any, None))
+    made: dict[str, Any] = {}
+
+    def logs(_inventory: object, _at: object, _asked: object, *, merge: LogMerge, covered: Any, **_: object) -> Any:
+        name = names[len(made)]
+        merge.add(name, name)
+
+        def wait(seconds: float) -> None:
+            for _ in range(int(seconds)):
+                merge.take(0)
+                clock.sleep(1)
+
+        settled = SimpleNamespace(is_set=lambda: False, wait=wait, set=lambda: None)
+        made[name] = SimpleNamespace(settled=settled, ranks_read=False, covered=covered, run=None, stop=lambda: None)
+        return made[name]
+
+    monkeypatch.setattr(logs_action, "HostLogs", logs)
+    inventory = make.inventory(3)
+    with logs_action._reading(inventory, LogRequest(names), lambda _: None, runtime) as (merge, _):
+        for worker in (2, 3):
+            assert not made["gpu1"].covered("gpu1", f"10.0.0.{worker}")
+        assert sorted(merge.passed_over()) == ["gpu2", "gpu3"]
+    assert clock.now == logs_action.SETTLE_SECONDS
 
 
 OF_BOTH = [
@@ -159,7 +208,7 @@ def test_a_line_of_vllm_is_of_a_replica(
     asked: int | None, rank: int | None, lines: list[str], shown: list[tuple[int | None, int | None]]
 ) -> None:
     request = LogRequest(("gpu1",), rank=rank, replica=asked)
-    feed = ContainerFeed(cast(Any, SimpleNamespace(host="gpu1")), request, cast(Any, None), lambda _: False)
+    feed = ContainerFeed(cast(Any, SimpleNamespace(host="gpu1")), request, cast(Any, None), lambda *_: False)
     found = feed._chosen([(b"2026-11-21T02:00:00.000000000Z", line.encode()) for line in lines], 0)
     assert [(line.replica, line.rank) for line in found] == shown
 

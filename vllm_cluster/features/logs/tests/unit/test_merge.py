@@ -137,18 +137,95 @@ def test_a_log_that_ends_is_not_kept_back_by_one_that_does_not(rises: int | None
     assert merge.passed_over() == []
 
 
-# fault: features/logs/merge.py: queue.rose, queue.blocked = queue.rose + self._clock.monotonic() - now, None → queue.blocked = None
+# fault: features/logs/merge.py: queue.rose, queue.blocked = queue.rose + self._now() - began, None → queue.blocked = None
+# fault: features/logs/merge.py: began = queue.blocked = self._now() → began = self._now()
 def test_a_log_whose_reader_waited_for_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, full = Clock(), iter([True] * 400)
+    clock, full, taken = Clock(), iter([True] * 400), list[Line]()
     merge = LogMerge(clock, follow=False)
     for log in ("waits", "other"):
         merge.add(log, log)
     monkeypatch.setattr(merge, "_is_full", lambda queue: queue is merge._queues["waits"] and next(full, False))
-    monkeypatch.setattr(merge._changed, "wait", clock.sleep)
+
+    def wait(seconds: float) -> None:
+        clock.sleep(seconds)
+        if seconds and clock.now > 31:  # the other one has its lines by then
+            taken.extend(merge.take(0) or ())
+
+    monkeypatch.setattr(merge._changed, "wait", wait)
+    merge.put("other", [line(2, text="later")])
     merge.put("waits", [line(1)])
     assert clock.now > 100
-    merge.put("other", [line(2, text="later")])
-    assert [one.at for one in merge.take(0) or ()] == [1]
+    merge.put("other", [line(3, text="later")])
+    taken += merge.take(0) or ()
+    assert [one.at for one in taken] == [1]
+    assert merge.passed_over() == []
+
+
+# fault: features/logs/merge.py: min(passed, SHOW_SECONDS)) → passed)
+@pytest.mark.parametrize("pause", [29.0, 310.0, 3600.0])
+def test_no_log_is_late_because_a_person_reads(pause: float) -> None:
+    """A pager took nothing for 300 s: a log was late for good, and the order of those behind it was lost."""
+    clock, shown = Clock(), list[int]()
+    merge = LogMerge(clock, follow=False)
+    for log in ("gpu1", "gpu2"):
+        merge.add(log, log)
+    for number in range(0, 1000, 10):
+        for log in ("gpu1", "gpu2"):
+            merge.put(log, [line(number + at, log) for at in range(log == "gpu2", 10, 2)])
+        shown += [one.at for one in merge.take(0) or ()]
+        if number in (100, 200):
+            merge.put("gpu1", [line(number + 10, "gpu1")])  # waits for the other one
+            clock.sleep(pause)
+            shown += [one.at for one in merge.take(0) or ()]
+    assert shown == sorted(shown)
+    assert merge.passed_over() == []
+
+
+# fault: features/logs/merge.py: else min(passed, SHOW_SECONDS)) → else 0.0)
+def test_who_sends_lines_without_end_makes_time_pass() -> None:
+    """Between two of its portions nothing is waited for."""
+    clock, shown = Clock(), list[Line]()
+    merge = LogMerge(clock, follow=False)
+    for log in ("gpu1", "gpu2"):
+        merge.add(log, log)
+    merge.put("gpu1", [line(10**18)])
+    for _ in range(40):
+        merge.put("gpu2", [line(6, "gpu2")])
+        shown += [one for one in merge.take(0) or () if one.host == "gpu1"]
+        clock.sleep(1)
+    assert len(shown) == 1
+
+
+# fault: features/logs/merge.py: newest if seen is None else max(newest, seen), self._now() → newest, self._now()
+def test_a_log_of_whose_lines_none_is_asked_for_is_waited_for_while_it_is_read() -> None:
+    """It was named as one that brings nothing newer, and its older lines came after newer ones of others."""
+    clock, shown = Clock(), list[int]()
+    merge = LogMerge(clock, follow=False)
+    for log in ("gpu1", "gpu2"):
+        merge.add(log, log)
+    merge.put("gpu2", [line(900, "gpu2")])
+    merge.end("gpu2")
+    for number in range(90):
+        merge.put("gpu1", [line(800)] if number == 80 else [], number * 10)
+        shown += [one.at for one in merge.take(0) or ()]
+        clock.sleep(0.5)
+    merge.end("gpu1")
+    assert [*shown, *(one.at for one in taken(merge))] == [800, 900]
+    assert merge.passed_over() == []
+
+
+# fault: features/logs/merge.py: now + FIRST_SECONDS, now, queue.late → now + FIRST_SECONDS, queue.rose, queue.late
+def test_a_log_has_its_time_from_when_it_is_read() -> None:
+    clock = Clock()
+    merge = LogMerge(clock, follow=False)
+    for log in ("gpu1", "gpu2"):
+        merge.add(log, log)
+    for moment in range(50):
+        if moment == 25:  # it took so long to connect
+            merge.begin("gpu1")
+        merge.put("gpu2", [line(900 + moment, "gpu2")])
+        assert merge.take(0) == []
+        clock.sleep(1)
     assert merge.passed_over() == []
 
 

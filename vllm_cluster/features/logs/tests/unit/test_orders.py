@@ -36,7 +36,7 @@ def test_the_orders_of_a_history_are_lines_of_its_head(
     monkeypatch.setattr(orders, "read_history", lambda _: history)
     node = SimpleNamespace(host="gpu1", connection=SimpleNamespace(runtime=SYSTEM))
     found: list[Line] = []
-    merge = SimpleNamespace(put=lambda _, more: found.extend(more))
+    merge = SimpleNamespace(put=lambda _, more, *_seen: found.extend(more))
     feed = OrderFeed(cast(Any, node), LogRequest(("gpu1",), since=since), cast(Any, merge))
     with pytest.raises(EOFError):
         feed.read(0, None, lambda: None)

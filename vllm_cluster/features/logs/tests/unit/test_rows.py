@@ -29,8 +29,8 @@ def frame(data: bytes) -> bytes:
     return b"\1\0\0\0" + len(data).to_bytes(4, "big") + data
 
 
-def lines(*rows: Any, follow: bool = False) -> list[Line]:
-    """The lines that come of these rows."""
+def lines(*rows: Any, follow: bool = False, grep: str = "", seen: list[int | None] | None = None) -> list[Line]:
+    """The lines that come of these rows; `seen` gets the times up to which they were read."""
 
     @contextmanager
     def run(*_: object, **__: object) -> Iterator[Any]:
@@ -41,11 +41,22 @@ def lines(*rows: Any, follow: bool = False) -> list[Line]:
     found: list[Line] = []
     docker = SimpleNamespace(streams=SimpleNamespace(exec=run))
     node = SimpleNamespace(host="gpu1", name="vcluster-lab", connection=SimpleNamespace(docker=docker))
-    merge = SimpleNamespace(put=lambda _, more: found.extend(more))
-    FileFeed(cast(Any, node), LogRequest(("gpu1",), vllm=True, follow=follow), cast(Any, merge), group=False).read(
-        0, None, lambda: None
-    )
+    times = [] if seen is None else seen
+
+    def put(_feed: object, more: list[Line], *at: int | None) -> None:
+        found.extend(more)
+        times.extend(at)
+
+    merge, asked = SimpleNamespace(put=put), LogRequest(("gpu1",), vllm=True, follow=follow, grep=grep)
+    FileFeed(cast(Any, node), asked, cast(Any, merge), group=False).read(0, None, lambda: None)
     return found
+
+
+# fault: features/logs/host.py: self._merge.put(self, lines, self._seen) → self._merge.put(self, lines)
+def test_how_far_files_were_read_is_known_where_no_line_of_them_is_asked_for() -> None:
+    seen = list[int | None]()
+    assert lines(FILE, ROW, grep="needle", seen=seen) == []
+    assert seen == [1_000]
 
 
 def test_a_line_is_shown_with_its_rank_and_every_byte() -> None:
