@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sim import make
+from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.serving.endpoint import endpoint
 from vllm_cluster.serving.endpoint.detached import Detached, State, start_time
 
 # Notes itself, and sleeps until it is ended.
@@ -110,6 +113,24 @@ def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
         assert not state.end()
         assert other.poll() is None
         other.kill()
+
+
+# fault: serving/endpoint/endpoint.py: for one in (found, State(cache / FOLDER, before))) > 0 → for one in (found,)) > 0
+# fault: serving/endpoint/detached.py: head: str = "" → head: str
+def test_one_of_an_earlier_version_is_closed(tmp_path: Path) -> None:
+    """It was noted by the hosts of its inventory, and without its head: it stayed open, and no verb found it."""
+    inventory = make.inventory(2)
+    earlier = State(tmp_path / "tunnels", debug_log.inventory_key("lab", {"gpu1": "gpu1", "gpu2": "gpu2"}))
+    program = (
+        "import json, os, signal, sys; from vllm_cluster.serving.endpoint import detached as d; pid = os.getpid()\n"
+    )
+    program += "note = {'pid': pid, 'started': d.start_time(pid), 'port': 4321}\n"
+    program += f"open({str(earlier.path)!r}, 'w').write(json.dumps(note)); signal.pause()"
+    started = start(earlier, program)
+    assert endpoint.close(inventory, tmp_path)
+    assert start_time(started.pid) is None
+    assert list(earlier.path.parent.iterdir()) == []
+    assert not endpoint.close(inventory, tmp_path)
 
 
 @pytest.mark.parametrize("noted", ["", "{", "[]", '{"pid": "x"}', '{"pid": null, "started": 1, "port": 2}'])

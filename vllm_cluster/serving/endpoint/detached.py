@@ -35,7 +35,8 @@ class Detached:
     pid: Annotated[int, between(1, 1 << 31)]
     started: str
     port: Port
-    head: str
+    # Empty in a note of an earlier version: such a one can be ended alone.
+    head: str = ""
 
     @property
     def runs(self) -> bool:

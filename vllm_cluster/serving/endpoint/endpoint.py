@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -159,8 +160,12 @@ def _ensure_answers(port: int, key: str, model: str, ensure_leads: Callable[[], 
 def close(inventory: Inventory, cache: Path) -> bool:
     """End the tunnel in the background, and remove all that was noted of it; whether one was open."""
     found = state(inventory, cache)
+    # The name by which an earlier version noted it: no verb would find the one that is open.
+    before = debug_log.inventory_key(
+        inventory.cluster, {name: one.destination for name, one in inventory.hosts.items()}
+    )
     with found.locked():
-        return found.end()
+        return sum(one.end() for one in (found, State(cache / FOLDER, before))) > 0
 
 
 def be_tunnel(
