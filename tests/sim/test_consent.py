@@ -76,7 +76,7 @@ def serves(world: World) -> str | None:
     return str(course["phase"]) if course else None
 
 
-# fault: serving/consent.py: return f"{self._models} on {cluster}" + → return f"what runs on {cluster}" +
+# fault: serving/consent.py: (f"{self._models} on {cluster}", → ("what runs",
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_question_names_model_age_and_requests(world: World, verb: str) -> None:
@@ -128,7 +128,7 @@ def test_down_without_the_head_names_no_loss_of_what_stays_there(world: World) -
     assert told == ["Removed cluster lab on gpu2 alone: 1 container, 2 volumes on 1 host."]
 
 
-# fault: serving/consent.py: self.nodes or self.batches or self.unlisted → self.nodes or self.unlisted
+# fault: serving/consent.py: bool(stops or self.batches or self.unlisted → bool(stops or self.unlisted
 @pytest.mark.parametrize("served", [True, False])
 def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:
     if not served:
@@ -160,7 +160,7 @@ def test_down_asks_a_person_of_an_idle_cluster_too(world: World) -> None:
     assert world.machines["gpu1"].volumes == {}
 
 
-# fault: serving/cluster/down.py: return replace(stops, pulls=pulls) → return stops
+# fault: serving/cluster/down.py: return replace(stops, pulls=pulls, outside=outside) → return replace(stops, outside=outside)
 def test_down_names_the_pull_that_it_ends(world: World) -> None:
     """One that has ended is not named, and a yes to one pull is none to another that begins before the lease."""
     assert run(world, "stop", Person(True)).error is None
@@ -189,7 +189,7 @@ def test_down_names_the_pull_that_it_ends(world: World) -> None:
     assert pull.id not in machine.boxes
 
 
-# fault: serving/consent.py: left = _left_behind(plan, containers, fleet) → left = Stops()
+# fault: serving/consent.py: left = replace(_left_behind(plan, containers, fleet), → left = replace(Stops(),
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("running", [True, False])
 def test_a_head_that_moves_names_the_batches_that_it_leaves_behind(world: World, running: bool, there: bool) -> None:
@@ -553,7 +553,7 @@ def test_no_remedy_for_a_moved_cache_brings_what_a_head_has_chosen(model: str) -
     assert moved_cache._remedy("org/model") == "vcluster pull org/model"
 
 
-# fault: serving/cluster/moved_cache.py: cached(inventory, connection, LOOK_SECONDS), moved) → cached(inventory, connection), moved)
+# fault: serving/cluster/moved_cache.py: cached(inventory, connection, LOOK_SECONDS)) → cached(inventory, connection))
 def test_a_slow_cache_holds_up_no_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(_inventory: Inventory, _connection: object, seconds: float = 300.0) -> tuple[CachedModel, ...]:
         world.clock.sleep(seconds)

@@ -36,7 +36,7 @@ VERBS: dict[str, lab.Verb] = {
 }
 
 
-# fault: kernel/node/history.py: except RefusedDocument: → except KeyError:
+# fault: kernel/node/named_files.py: return () → raise
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     ("file", "content"),

@@ -218,8 +218,8 @@ def test_hosts_that_need_not_be_named_are_not_a_reason_to_stop_a_model(served: W
     assert refused(ONE, hosts=("gpu1",)).hint == "vcluster serve org/model"
 
 
-# fault: kernel/apply/members.py: for name in (of_replica(READY, index) for index in further) → for name in ()
-# fault: kernel/apply/members.py: found[name] = json.dumps → found[TAKEN] = json.dumps
+# fault: kernel/apply/moved_head.py: for index in (0, *further): → for index in (0,):
+# fault: kernel/apply/moved_head.py: name = of_replica(TAKEN, index) → name = TAKEN
 def test_a_new_head_knows_the_way_back_of_each_model() -> None:
     before, after = (make.inventory(3, backend="mp", head=name) for name in ("gpu1", "gpu2"))
     world = make.world((2, 2, 2))

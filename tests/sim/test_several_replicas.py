@@ -156,7 +156,7 @@ def test_fewer_replicas_than_before_are_named_after_a_failure(served: tuple[Worl
 
 # fault: serving/consent.py: left) == len(served.replicas) or any(left) else 0 → left) == len(served.replicas) else 0
 # fault: serving/consent.py: (self.fewer, idle) → (idle,)
-# fault: serving/consent.py: (model, self.absent, self.fewer, → (model, self.absent,
+# fault: serving/consent.py: (model, unknown, self.absent, self.fewer, → (model, unknown, self.absent,
 def test_the_plan_of_a_host_that_leaves_has_the_model_that_continues(served: tuple[World, Outcome]) -> None:
     """No person is asked to stop what is not stopped."""
     world, fewer = served[0], make.inventory(1, backend="mp")
@@ -165,4 +165,7 @@ def test_the_plan_of_a_host_that_leaves_has_the_model_that_continues(served: tup
     assert planned.stops.consequence == "org/model continues with 1 of 2 replicas"
     person = lab.Person(False)
     lab.run(world, fewer, partial(lab.do_up, confirm=person))
-    assert person.asked == ["Stop the running node on gpu2 of lab (org/model continues with 1 of 2 replicas)?"]
+    assert person.asked == [
+        "Stop the running node on gpu2 of lab (org/model continues with 1 of 2 replicas), remove what "
+        "lab has on gpu2, which has left the inventory?"
+    ]

@@ -118,7 +118,10 @@ def test_a_host_without_ranks_leaves_and_no_model_is_listed_to_stop(world: World
     assert ask(world, ["gpu1", "gpu2"]).error is None
     person = lab.Person(False)
     outcome = lab.run(world, make.inventory(2), partial(lab.do_up, confirm=person))
-    assert person.asked == ["Stop the running node on gpu3 of lab (org/model has no rank there)?"]
+    assert person.asked == [
+        "Stop the running node on gpu3 of lab (org/model has no rank there), remove what lab "
+        "has on gpu3, which has left the inventory?"
+    ]
     assert not [text for text in notes(outcome) if "org/model" in text]
 
 

@@ -328,7 +328,7 @@ def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
         world.machines["gpu1"].boxes.clear()
         refused = lab.run(world, inventory(3, 2, 1), lab.do_up)
         assert (code(refused), refused.script.changing) == (3, [])
-        assert "set head: gpu1, run vcluster up, and then set head: gpu3" in report(refused)
+        assert "set head: gpu1\nvcluster up\nthen set head: gpu3" in report(refused)
         lab.succeed(world, ALL, lab.do_up)
         lab.succeed(world, inventory(3, 2, 1), lab.do_up)
         assert api_keys(world.machines["gpu3"]) == keys

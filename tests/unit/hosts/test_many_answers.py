@@ -214,7 +214,7 @@ def test_a_host_that_lists_too_many_models_is_named() -> None:
         cached(world.inventory(1), rows)
 
 
-# fault: kernel/hosts/connection.py: let_go(error) → pass
+# fault: kernel/hosts/connection.py: let_go(error)  # of 64 → pass  # of 64
 def test_a_failure_of_a_host_holds_nothing_of_its_answer() -> None:
     """Those of 64 hosts are kept together, and Python keeps with an error all that was at hand."""
 

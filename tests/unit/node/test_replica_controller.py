@@ -115,9 +115,10 @@ def test_a_cause_may_take_several_lines(world: World) -> None:
 
 def test_a_program_that_is_not_there_is_reported(world: World) -> None:
     world.start()
-    world.want("one", argv=["vlmm", "serve"])
+    (world.folder / "bin" / "vllm").unlink()
+    world.want("one")
     failed = world.phase("failed").first_failure
-    assert (failed.summary, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
+    assert (failed.summary, failed.lines[-1]) == ("vLLM ended with exit code 127", "vllm: No such file or directory")
 
 
 # fault: serving/node/readiness.py: self._api.ask(question, self._name, self._pace.probe) → pass

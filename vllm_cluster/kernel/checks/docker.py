@@ -114,7 +114,7 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
             claims = name not in mine.heads and _is_head(inventory, seen) and named
             text = "its node is the head by its own word; this machine does not know it as that" if claims else ""
         if text and name != head:
-            fix = f"set head: {name}, run vcluster up, and then set head: {head}; or take {name} out of the inventory"
+            fix = f"set head: {name}\nvcluster up\nthen set head: {head}; or take {name} out of the inventory"
             yield Finding("other-head", name, text, fix)
 
 

@@ -17,6 +17,8 @@ MAX_ALL, ALL_SECONDS = 16 * 1000**2, 60.0
 class Spent(HostError):
     """What a head names is larger, or takes longer, than all of it may."""
 
+    code = "keeps-too-much"
+
 
 class NamedFiles:
     """Reads files of a head one by one, with one limit in bytes and one deadline for all of them.

@@ -104,7 +104,7 @@ def find_endpoint(
         if now is None or (now.pid, now.port) != (open_one.pid, open_one.port):
             raise _none_is_open(inventory, serve, found.why_ended())
         if not machine or now.head != machine:
-            raise Broken(f"it leads to another head than {inventory.head_name}")
+            raise Broken(f"it leads to another head than {inventory.head_name}", hint="vcluster endpoint --close")
 
     _ensure_answers(open_one.port, key, serve.name, refuse_other, runtime)
     refuse_other()
