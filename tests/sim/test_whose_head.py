@@ -211,11 +211,15 @@ def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
         lab.succeed(world, ALL, lab.do_serve)
         keys = api_keys(world.machines["gpu1"])
         world.heads.clear()
-        refused = lab.run(world, inventory(2, 1, 3), lab.do_up)
-        assert (code(refused), refused.script.changing) == (3, [])
         (claimed,) = {labels[ID] for labels in labels_of(world.machines["gpu1"])}
-        steps = f"if that cluster is yours, set id: {claimed} and head: gpu1, run vcluster up, and then change the head"
-        assert steps in report(refused)
+        after = inventory(2, 1, 3)
+        for words, step in (
+            (after, f"if that cluster is yours, set id: {claimed}"),
+            (after.model_copy(update={"id": claimed}), "set head: gpu1\nvcluster up\nthen set head: gpu2"),
+        ):
+            refused = lab.run(world, words, lab.do_up)
+            assert (code(refused), refused.script.changing) == (3, [])
+            assert step in report(refused)
         oracle.untouched(lab.run(world, ALL, lab.do_up))
         lab.succeed(world, inventory(2, 1, 3), lab.do_up)
         oracle.converged(world, inventory(2, 1, 3))
@@ -242,17 +246,34 @@ def test_an_id_in_the_inventory_makes_no_head_of_who_claims_to_be_it() -> None:
         assert "gpu2: its node is the head by its own word" in report(outcome)
 
 
-# fault: kernel/plan/identity.py: addresses |= {address for address, led in known.items() if led == identity} → pass
 @pytest.mark.promise("P33")
 def test_a_head_that_is_gone_for_good_is_followed_by_another_member() -> None:
+    """By the id that a person gives: a worker alone may name any head that is not there."""
     world = make.world((2, 2, 2))
     with lab.inside(world):
         lab.succeed(world, ALL, lab.do_up)
+        (known,) = {labels[ID] for labels in labels_of(world.machines["gpu1"])}
         world.machines["gpu1"].reachable = False
         world.new_keys += 1
         world.api_key = None
-        lab.succeed(world, inventory(2, 3), lab.do_up)
+        refused = lab.run(world, inventory(2, 3), lab.do_up)
+        assert (code(refused), refused.script.changing) == (3, [])
+        assert f"if that cluster is yours, set id: {known}" in report(refused)
+        lab.succeed(world, inventory(2, 3).model_copy(update={"id": known}), lab.do_up)
         assert [box.labels[HEAD_ADDRESS] for box in world.machines["gpu3"].boxes.values()] == ["10.0.0.2"]
+
+
+# fault: kernel/plan/identity.py: addresses |= {address for address, led in known.items() if led == identity} → pass
+@pytest.mark.promise("P33")
+def test_a_head_whose_address_changes_keeps_its_workers() -> None:
+    world = make.world((2, 2, 2))
+    hosts = {**ALL.hosts, "gpu1": ALL.hosts["gpu1"].model_copy(update={"address": "10.0.0.9"})}
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        moved = ALL.model_copy(update={"hosts": hosts})
+        world.machines["gpu1"].address = "10.0.0.9"
+        outcome = lab.run(world, moved, lab.do_plan)
+        assert "belongs to another cluster" not in report(outcome)
 
 
 # fault: serving/cluster/down.py: for host in self._mine.heads: → for host in containers:
@@ -272,7 +293,7 @@ def test_a_worker_that_calls_itself_the_head_hides_no_batch(monkeypatch: pytest.
         assert set(asked) == {"gpu1"}
 
 
-# fault: serving/cluster/up.py: if others and not (made or sources or (same and same.leads)): → if False:
+# fault: serving/cluster/up.py: made = bool(mine.id is None or → made = bool(True or
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_a_head_of_which_this_laptop_knows_nothing_takes_over_no_cluster_that_it_knows(verb: lab.Verb) -> None:
@@ -282,11 +303,9 @@ def test_a_head_of_which_this_laptop_knows_nothing_takes_over_no_cluster_that_it
         lab.succeed(world, MINE, lab.do_up)
         world.heads.clear()
         lab.succeed(world, THEIRS, lab.do_up)
-        known = dict(world.heads["lab"])
         for name in MINE.hosts:
             claim_id(world, name)
         lab.run(world, MINE, lab.do_up)
-        assert world.heads["lab"] == known
         state = world.machines["gpu1"].volumes["vcluster-lab-state"].files
         raw = json.loads(state["cluster.json"])
         theirs = json.loads(world.machines["gpu3"].volumes["vcluster-lab-state"].files["cluster.json"])["members"]
@@ -316,7 +335,7 @@ def test_a_head_that_moves_back_and_is_broken_off_is_continued_by_either_invento
         oracle.converged(world, back if head == 1 else there)
 
 
-# fault: kernel/checks/docker.py: gone = any(labels.get(HEAD_ADDRESS) == at for labels in held) → gone = False
+# fault: kernel/checks/docker.py: any(labels.get(HEAD_ADDRESS) != at for labels in held) → False
 @pytest.mark.promise("P33")
 def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
     """What it served was dropped in silence, as only a node that is there is read."""
@@ -333,23 +352,6 @@ def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
         lab.succeed(world, inventory(3, 2, 1), lab.do_up)
         assert api_keys(world.machines["gpu3"]) == keys
         assert b"org/model" in world.machines["gpu3"].volumes["vcluster-lab-state"].files["wanted.json"]
-
-
-# fault: kernel/plan/identity.py: moved = [name for name in moved if not _has_moved(inventory, identity, facts, name)] → pass
-@pytest.mark.promise("P47")
-def test_a_host_from_which_the_head_has_moved_is_the_head_no_more() -> None:
-    """This laptop has not seen the move; the new head was lost, and the other nodes name it."""
-    world = make.world((2, 2, 2))
-    with lab.inside(world):
-        lab.succeed(world, ALL, lab.do_up)
-        seen = {"lab": dict(world.heads["lab"])}
-        lab.succeed(world, inventory(2, 1, 3), lab.do_up)
-        world.heads = seen
-        lab.succeed(world, inventory(2, 1, 3), lab.do_serve)
-        claim_head(world, "gpu1", of="gpu2")
-        empty(world.machines["gpu2"])
-        lab.run(world, inventory(2, 1, 3), lab.do_up)
-        assert b"sk-chosen" not in api_keys(world.machines["gpu2"])
 
 
 # fault: kernel/hosts/visited.py: if led.id == now.id or one not in members} → }

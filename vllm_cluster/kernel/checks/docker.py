@@ -90,32 +90,32 @@ def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
 
 
 def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Hosts that seem to be the head, where the inventory's is none, and from which `up` takes nothing.
+    """Hosts that have what a head has, where the inventory's head is none yet, and from which `up` takes nothing.
 
-    What they have would go to the new head, and from there to clients and onto every host; or it would be lost.
+    Each claims it by its own labels, so its key may be one that it chose. And it may be the head: then all of that
+    would go with its node, though this machine remembers another one.
     """
     mine, head = identity.authority(inventory, facts), inventory.head_name
-    own = facts.get(head)
-    # One that was made the head from here has what it needs, also where that `up` broke off.
-    if own is None or _is_head(inventory, own) or (mine.id and own.was_head_of == mine.id):
+    own, at = facts.get(head), inventory.hosts[head].address
+    if own is None or _is_head(inventory, own):
         return
-    if any(map(_names_key, own.volumes.values())):
-        return
+    known = [name for name in mine.heads if _is_head(inventory, facts[name])]
+    has_key = known or any(_names_key(labels) and mine.owns(labels) for labels in own.volumes.values())
     for name, seen in facts.items():
-        node, at = identity.node_of(inventory.cluster, seen), inventory.hosts[name].address
-        if node is None:
-            held = [labels for labels in seen.volumes.values() if _names_key(labels) and mine.owns(labels)]
-            gone = any(labels.get(HEAD_ADDRESS) == at for labels in held)
-            text = (
-                "by its volumes it was the head, with the API key and what was served; its node is gone" if gone else ""
-            )
-        else:
-            named = mine.owns(node.labels) and node.labels.get(HEAD_ADDRESS, at) == at
-            claims = name not in mine.heads and _is_head(inventory, seen) and named
-            text = "its node is the head by its own word; this machine does not know it as that" if claims else ""
+        node, text = identity.node_of(inventory.cluster, seen), ""
+        if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
+            text = "its node is the head by its own word; this machine does not know it as that"
+        held = [labels for labels in seen.volumes.values() if _names_key(labels) and mine.owns(labels)]
+        if node is None and not has_key and any(labels.get(HEAD_ADDRESS) != at for labels in held):
+            text = "by its volumes it was the head, and has the API key; its node is gone"
         if text and name != head:
-            fix = f"set head: {name}\nvcluster up\nthen set head: {head}; or take {name} out of the inventory"
-            yield Finding("other-head", name, text, fix)
+            fixes = [f"if it is the head: set head: {name}\nvcluster up\nthen set head: {head}"]
+            if node:
+                gone = command_line("docker", "rm", Option("-f"), node.name)
+                # Two of them: the one that this machine knows is the likelier.
+                fixes.insert(0 if known else 1, f"on {name}, if it is not: {gone}")
+            text += f", and {', '.join(known)} is the head too" if known else ""
+            yield Finding("other-head", name, text, "\n".join(fixes))
 
 
 def _is_head(inventory: Inventory, facts: HostFacts) -> bool:
@@ -132,6 +132,9 @@ def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: ident
     if not re.fullmatch("[0-9a-f]{16}", other.id):
         return ""
     mine = f"; or, if that cluster is yours, set id: {other.id}"
+    if other.id == identity.authority(inventory, facts).id:
+        # Of the head that the inventory names all is kept.
+        return mine
     for name, host in inventory.hosts.items():
         there = name in facts and host.address == other.head and name != inventory.head_name
         if there and _is_head(inventory, facts[name]):

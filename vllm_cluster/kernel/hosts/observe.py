@@ -70,7 +70,9 @@ def _with_docker(inventory: Inventory, facts: HostFacts, docker: DockerApi, *, d
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left names whose it was; where a node is, the node names it, if its version knew ids.
     node = node_of(inventory.cluster, facts)
-    known = node is not None and ID in node.labels and not volumes
+    # A host that becomes the head, or is it again, may hold what a run that broke off gave it.
+    follows = facts.host == inventory.head_name and node is not None and node.labels.get(ROLE) != "head"
+    known = node is not None and ID in node.labels and not (volumes or follows)
     left = {} if known else docker.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
     taken = [c for c in every if c.name == node_name(inventory.cluster) and c != node]
     others = [c for c in every if deep and CLUSTER not in c.labels and c not in taken]

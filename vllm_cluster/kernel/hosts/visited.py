@@ -82,9 +82,10 @@ class Visited:
         others = {one: replace(led, leads=led.leads and one not in ended) for one, led in kept.items()}
         self._keep(cluster, {**others, way: now})
 
-    def forget(self, cluster: str, identity: str) -> None:
-        """Forget the heads of a cluster that was removed."""
-        self._keep(cluster, {way: led for way, led in self.heads(cluster).items() if led.id != identity})
+    def forget(self, cluster: str, identity: str, members: Collection[Way]) -> None:
+        """Forget the heads of a cluster that was removed from these hosts."""
+        kept = {way: led for way, led in self.heads(cluster).items() if led.id != identity or way not in members}
+        self._keep(cluster, kept)
 
     def _keep(self, cluster: str, heads: Mapping[Way, Led]) -> None:
         if heads != self.heads(cluster):

@@ -132,9 +132,8 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
     """Decide which cluster an inventory means by what is on its hosts, and whose word on it counts."""
     head, identity = inventory.head_name, inventory.id or _known_id(inventory, facts)
     moved, addresses = list[str](), {inventory.hosts[head].address}
-    if identity and _may_be(inventory, identity, facts.get(head)):
+    if identity and _may_be(inventory, identity, facts):
         moved = [name for name, seen in facts.items() if name != head and seen.was_head_of == identity]
-        moved = [name for name in moved if not _has_moved(inventory, identity, facts, name)]
         known = next(iter(facts.values())).known_heads if facts else {}
         # What was made from here may have had another address, or be gone.
         addresses |= {inventory.hosts[name].address for name in moved}
@@ -144,26 +143,20 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
     return Authority(inventory.cluster, identity, heads, None if inventory.id else frozenset(addresses), hosts)
 
 
-def _has_moved(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts], host: str) -> bool:
-    """Whether the head moved from a host to the inventory's, as other nodes show: then it is none any more."""
-    address = inventory.hosts[inventory.head_name].address
-    others = [seen for name, seen in facts.items() if name not in (host, inventory.head_name)]
-    nodes = [node.labels for seen in others if (node := node_of(inventory.cluster, seen))]
-    return any(labels.get(ID) == identity and labels.get(HEAD_ADDRESS) == address for labels in nodes)
-
-
-def _may_be(inventory: Inventory, identity: str, head: HostFacts | None) -> bool:
+def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts]) -> bool:
     """Whether the inventory's head may be of the cluster with this id, by what this machine remembers.
 
-    One that was made the head of another cluster from here, and a head that was not made here at all, claim it alone:
-    what this machine knows of that cluster is not for them.
+    One that was made the head of another cluster from here, and a head that is not known here at all, claim it alone:
+    what this machine knows of that cluster is not for them. A host becomes the head where the one before is there too.
     """
+    head = facts.get(inventory.head_name)
     if head is None or inventory.id:
         return True
     if head.was_head_of:
         return head.was_head_of == identity
     node = node_of(inventory.cluster, head)
-    return node is None or node.labels.get(ROLE) != "head"
+    follows = node is None or node.labels.get(ROLE) != "head"
+    return follows and any(seen.was_head_of == identity for seen in facts.values())
 
 
 def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:

@@ -31,7 +31,7 @@ from vllm_cluster.kernel.plan.identity import (
     is_volume_name,
 )
 from vllm_cluster.kernel.plan.kept import kept_secrets
-from vllm_cluster.kernel.plan.members import former, record_of
+from vllm_cluster.kernel.plan.members import former, record_of, ways_of
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, node_name
 from vllm_cluster.kernel.text import and_more, count
@@ -62,7 +62,7 @@ def remove_cluster(
         if removal.failures:
             raise removal.unfinished()
         if removal.identity:
-            runtime.visited.forget(inventory.cluster, removal.identity)
+            runtime.visited.forget(inventory.cluster, removal.identity, ways_of(inventory))
     return removal.total
 
 
@@ -325,4 +325,5 @@ def _counted(removed: Counter[str]) -> str:
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
     """Refuse while something of this name is another cluster's; other names are not in the way."""
     named = {other.host for other in find_foreign(inventory, facts) if other.cluster == inventory.cluster}
-    ensure_no_errors([finding for finding in foreign_findings(inventory, facts) if finding.host in named])
+    found = foreign_findings(inventory, facts)
+    ensure_no_errors([finding for finding in found if finding.host in named or finding.code == "other-head"])

@@ -175,20 +175,15 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
 def _remember_head(inventory: Inventory, fleet: Fleet, seen: Assessment, *, done: bool = False) -> None:
     """Keep on this machine where the cluster's head is; once all is `done`, that it is there alone.
 
-    A host that claims the id of a cluster whose head is known elsewhere is not remembered as that.
+    It is `made` here where its cluster is new, where the head moved from one that was, or where a person gives the id.
     """
     visited, way = fleet.runtime.visited, way_to(inventory, inventory.hosts[inventory.head_name])
-    heads, identity, address = visited.heads(inventory.cluster), seen.plan.id, seen.plan.head_address
+    before, identity = visited.heads(inventory.cluster).get(way), seen.plan.id
     mine = authority(inventory, seen.facts)
-    before = heads.get(way)
     sources = [seen.facts[name] for name in mine.heads if name != inventory.head_name]
     same = before if before and before.id == identity else None
     made = bool(mine.id is None or inventory.id or any(one.made_here for one in sources) or (same and same.made))
-    # By another way to the same address it is the same one.
-    others = [led for one, led in heads.items() if one != way and led.id == identity and led.address != address]
-    if others and not (made or sources or (same and same.leads)):
-        return
-    now = Led(address, identity, made=made)
+    now = Led(seen.plan.head_address, identity, made=made)
     if done:
         visited.lead(inventory.cluster, way, now, ways_of(inventory))
     elif not (same and same.leads):
