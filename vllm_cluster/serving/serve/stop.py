@@ -89,13 +89,12 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     problem = engine_problem(facts)
     # Beside a node of its own another cluster is not in the way; where there is none, it is what was meant by mistake.
     looked_at = replace(facts, containers=own) if own else facts
-    ensure_no_errors([problem] if problem else list(warn_of_foreign(inventory, {facts.host: looked_at})))
     for container in own:
         if container.labels.get(ROLE) == "worker":
             text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"
             raise PreflightFailed(text, hint="set head: to that host in the inventory, or:\nvcluster up")
-        return container
-    return None
+    ensure_no_errors([problem] if problem else list(warn_of_foreign(inventory, {facts.host: looked_at})))
+    return own[0] if own else None
 
 
 def _requested(node: NodeHandle) -> bool:
