@@ -184,6 +184,7 @@ def named(read: Any, orders: int = 0) -> Any:
     clock = Clock()
     return SimpleNamespace(
         host="gpu1",
+        name="vcluster-lab",
         connection=SimpleNamespace(runtime=SimpleNamespace(after=partial(Deadline.after, clock=clock))),
         order=lambda: SimpleNamespace(deployments=rows),
         read=lambda name, _most=0, until=None: ends if name.startswith("results") else read(clock, name, until),
