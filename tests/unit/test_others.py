@@ -72,7 +72,7 @@ class Failing(Head):
 
     def __init__(self, read: Any, *rows: Placement) -> None:
         super().__init__(*rows)
-        self.clock, self._read = Clock(), read
+        self.clock, self._read, self.name = Clock(), read, "vcluster-lab"
         self.connection = SimpleNamespace(runtime=SimpleNamespace(after=partial(Deadline.after, clock=self.clock)))
 
     def state_if_running(self) -> Any:
