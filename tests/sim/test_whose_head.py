@@ -335,7 +335,7 @@ def test_a_head_that_moves_back_and_is_broken_off_is_continued_by_either_invento
         oracle.converged(world, back if head == 1 else there)
 
 
-# fault: kernel/checks/docker.py: any(labels.get(HEAD_ADDRESS) != at for labels in held) → False
+# fault: kernel/checks/docker.py: any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen)) → False
 @pytest.mark.promise("P33")
 def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
     """What it served was dropped in silence, as only a node that is there is read."""

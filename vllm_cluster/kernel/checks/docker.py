@@ -100,13 +100,12 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     if own is None or _is_head(inventory, own):
         return
     known = [name for name in mine.heads if _is_head(inventory, facts[name])]
-    has_key = known or any(_names_key(labels) and mine.owns(labels) for labels in own.volumes.values())
+    has_key = known or _with_key(mine, own)
     for name, seen in facts.items():
         node, text = identity.node_of(inventory.cluster, seen), ""
         if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
             text = "its node is the head by its own word; this machine does not know it as that"
-        held = [labels for labels in seen.volumes.values() if _names_key(labels) and mine.owns(labels)]
-        if node is None and not has_key and any(labels.get(HEAD_ADDRESS) != at for labels in held):
+        if node is None and not has_key and any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen)):
             text = "by its volumes it was the head, and has the API key; its node is gone"
         if text and name != head:
             fixes = [f"if it is the head: set head: {name}\nvcluster up\nthen set head: {head}"]
@@ -123,8 +122,9 @@ def _is_head(inventory: Inventory, facts: HostFacts) -> bool:
     return node is not None and node.labels.get(ROLE) == "head"
 
 
-def _names_key(labels: Mapping[str, str]) -> bool:
-    return f"{SECRET}api-key" in labels
+def _with_key(mine: identity.Authority, facts: HostFacts) -> list[Mapping[str, str]]:
+    """The labels of the cluster's volumes there that have the API key."""
+    return [labels for labels in facts.volumes.values() if f"{SECRET}api-key" in labels and mine.owns(labels)]
 
 
 def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: identity.Foreign) -> str:
