@@ -24,7 +24,7 @@ from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.registry import NotChecked
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch
 from vllm_cluster.kernel.explain.evidence import LogPosition, Raised
-from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.host_facts import OF_THIS_MACHINE, HostFacts
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.node.history import AuditEntry
 from vllm_cluster.kernel.plan import plan
@@ -112,7 +112,7 @@ def schemas() -> dict[str, Schema]:
                 "allreduce": maybe(fields(allreduce.AllReduceReport, without=("findings", "words"))),
             }
         ),
-        "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),
+        "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts, without=OF_THIS_MACHINE))}),
         "models": keys(
             {
                 "v": VERSION,

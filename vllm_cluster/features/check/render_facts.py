@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.kernel.facts.details import Details
-from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.host_facts import OF_THIS_MACHINE, HostFacts
 from vllm_cluster.kernel.plan.gpus import cdi_on
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
 from vllm_cluster.kernel.terminal.printable import plain
@@ -18,7 +18,11 @@ GB = 1e9
 
 def facts_document(found: Mapping[str, HostFacts]) -> dict[str, Any]:
     """The facts as JSON would have them: the fields of the types, sets as sorted lists."""
-    return {"v": 1, "hosts": {name: _plain(asdict(facts)) for name, facts in found.items()}}
+    return {"v": 1, "hosts": {name: _document(facts) for name, facts in found.items()}}
+
+
+def _document(facts: HostFacts) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in asdict(facts).items() if key not in OF_THIS_MACHINE}
 
 
 def _plain(value: Any) -> Any:

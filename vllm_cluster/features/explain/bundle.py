@@ -27,7 +27,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.kernel.explain.scan import scan_all
 from vllm_cluster.kernel.facts.docker_objects import Image
-from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.host_facts import OF_THIS_MACHINE, HostFacts
 from vllm_cluster.kernel.facts.values import items, mapping
 from vllm_cluster.kernel.held import share
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
@@ -168,7 +168,8 @@ def _facts(facts: HostFacts, image: str) -> dict[str, Any]:
         replace(one, labels=_our_labels(one.labels), image=one.image if one.image_id in named else "")
         for one in facts.containers
     )
-    return asdict(replace(facts, containers=containers, images=images))
+    document = asdict(replace(facts, containers=containers, images=images))
+    return {key: value for key, value in document.items() if key not in OF_THIS_MACHINE}
 
 
 def _is_of(image: Image, base: str) -> bool:

@@ -150,6 +150,10 @@ class DockerFacts:
     cdi_devices: tuple[str, ...] = ()
 
 
+# What this machine adds to the facts of a host: no part of a document about the host.
+OF_THIS_MACHINE = ("was_head_of", "made_here", "known_heads")
+
+
 @dataclass(frozen=True)
 class HostFacts:
     """Everything observed on one host; sizes in bytes, the clock in seconds since 1970.
