@@ -14,6 +14,7 @@ from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
 from vllm_cluster.kernel import known_secrets
 from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.visited import Led
 from vllm_cluster.kernel.known_secrets import Comparisons, redactor
 from vllm_cluster.kernel.plan.spec import SECRET
 from vllm_cluster.kernel.text import redact
@@ -30,6 +31,18 @@ def add_neighbours(world: World) -> None:
         body = {"Image": other.id, "Labels": labels, "Entrypoint": ["app"], "Cmd": []}
         box = Box(identity("box", machine.name), "vcluster-others", other.id, body, state="running", born=-1)
         machine.boxes[box.id] = box
+
+
+# fault: features/explain/bundle.py: if key not in OF_THIS_MACHINE} → }
+def test_what_this_laptop_remembers_of_other_clusters_is_in_no_bundle(tmp_path: Path) -> None:
+    inventory, world, path = make.inventory(2), make.world((2, 2)), tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        world.heads["lab"][("elsewhere", None, None, None)] = Led("10.9.8.7", "feedfeedfeedfeed")
+        lab.succeed(world, inventory, lab.verb(bundle.bundle, path))
+    with tarfile.open(path) as tar:
+        streams = [tar.extractfile(member) for member in tar]
+        assert not any(b"10.9.8.7" in stream.read() for stream in streams if stream)
 
 
 # fault: features/explain/bundle.py: [f"{str(entry).partition('=')[0]}={REDACTED}" for → [entry for
