@@ -172,10 +172,11 @@ def test_a_long_list_of_numbers_holds_up_the_front_no_longer_than_plain_json(tex
     raw = b'{"data": [{"id": "m", "a": [%s0]}]}' % (text * ((1 << 19) // len(text))).encode()
 
     def seconds(read: Callable[[bytes], object]) -> float:
-        return min(timeit.repeat(lambda: read(raw), timer=time.process_time, number=1, repeat=3))
+        return timeit.timeit(lambda: read(raw), timer=time.process_time, number=1)
 
-    ours, plain = seconds(model_rows), seconds(json.loads)
-    assert ours < 8 * plain + 0.02
+    # Both in one round, as neighbours take the processor's cache. It is 2 to 7 times, and was 17.
+    rounds = [(seconds(model_rows), seconds(json.loads)) for _ in range(5)]
+    assert min(ours - 8 * plain for ours, plain in rounds) < 0.02
 
 
 def test_lists_of_models_are_merged_in_order_each_once() -> None:
