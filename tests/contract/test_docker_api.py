@@ -18,6 +18,7 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.calls import NotFound
 from vllm_cluster.kernel.docker.log_frames import LogFrames, Position
 from vllm_cluster.kernel.errors import CommandFailed, HostError
+from vllm_cluster.kernel.node.secret_files import EMPTY_IMAGE, some_image
 
 NOWHERE = "contract-there-is-no-such-thing"
 
@@ -388,6 +389,25 @@ def test_a_volume_in_use_stays(docker: Docker) -> None:
     assert docker.ask("DELETE", f"/volumes/{name}").status == 204
     assert NOWHERE in refused(docker.ask("DELETE", f"/volumes/{NOWHERE}"), 404)
     assert NOWHERE in refused(docker.ask("GET", f"/volumes/{NOWHERE}"), 404)
+
+
+# fault: kernel/node/secret_files.py: b"FROM scratch\n" → b"FROM vcluster-none\n"
+@pytest.mark.promise("P33")
+def test_a_volume_is_read_where_the_host_has_no_image(docker: Docker) -> None:
+    """`docker system prune --all` leaves the API key in its volume, and nothing to read it through."""
+    mount = {"Type": "volume", "Source": docker.name("volume"), "Target": "/kept", "ReadOnly": False}
+    mount |= {"VolumeOptions": {"Labels": docker.labels}}
+    with some_image(docker.client, "lab", []) as image:
+        for name in ("one", "two"):
+            door = docker.client.create(
+                docker.name(name),
+                {"Image": image, "Entrypoint": ["true"], "Labels": docker.labels, "HostConfig": {"Mounts": [mount]}},
+            )
+            if name == "one":
+                docker.client.put_files(door, "/kept", {"file": (b"content", 0o600)})
+            assert docker.client.read_file(door, "/kept/file") == b"content"
+            docker.client.remove(door)
+    assert docker.client.image_info(EMPTY_IMAGE) is None
 
 
 def test_the_size_and_the_users_of_volumes(docker: Docker) -> None:

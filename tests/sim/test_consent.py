@@ -25,7 +25,8 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.serving.cluster import moved_cache
 from vllm_cluster.serving.cluster.up import plan_cluster
-from vllm_cluster.serving.consent import MAX_LOOKS, Confirm, Consent, Stops
+from vllm_cluster.serving.consent import MAX_LOOKS, Confirm, Consent
+from vllm_cluster.serving.stops import Stops
 from vllm_cluster.wire.order import read_order
 
 INVENTORY = make.inventory(2)
@@ -76,7 +77,7 @@ def serves(world: World) -> str | None:
     return str(course["phase"]) if course else None
 
 
-# fault: serving/consent.py: (f"{self._models} on {cluster}", → ("what runs",
+# fault: serving/stops.py: (f"{self._models} on {cluster}", → ("what runs",
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_question_names_model_age_and_requests(world: World, verb: str) -> None:
@@ -128,7 +129,7 @@ def test_down_without_the_head_names_no_loss_of_what_stays_there(world: World) -
     assert told == ["Removed cluster lab on gpu2 alone: 1 container, 2 volumes on 1 host."]
 
 
-# fault: serving/consent.py: bool(stops or self.batches or self.unlisted → bool(stops or self.unlisted
+# fault: serving/stops.py: bool(stops or self.batches or self.unlisted → bool(stops or self.unlisted
 @pytest.mark.parametrize("served", [True, False])
 def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:
     if not served:

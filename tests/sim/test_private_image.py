@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
+from tests.support.sim.heads import api_keys
 from tests.support.sim.world import World
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, PreflightFailed, VclusterError
 
@@ -133,6 +134,7 @@ def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: 
 
 
 # fault: kernel/apply/barrier.py: if odd and not known and not → if odd and known and not
+# fault: kernel/node/secret_files.py: if there is None or images is None: → if there is None or not images:
 @pytest.mark.promise("P26")
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_where_the_head_lost_an_image_whose_tag_moved_the_nodes_of_others_are_asked_about(answer: bool | None) -> None:
@@ -140,12 +142,14 @@ def test_where_the_head_lost_an_image_whose_tag_moved_the_nodes_of_others_are_as
     head = world.machines["gpu1"]
     with lab.inside(world):
         lab.succeed(world, inventory, lab.do_up)
+        keys = api_keys(head)
         head.boxes.clear()
         head.images.clear()
         world.registry[make.IMAGE] = make.base_image(2)
         done = lab.run(world, inventory, partial(lab.do_up, confirm=person))
         assert len(person.asked) == 1, done.story()
         assert "running node on gpu2" in person.asked[0]
+        assert api_keys(head) == keys and not any("vcluster-node:empty" in one.tags for one in head.images.values())
         if answer:
             assert {box.labels["io.vcluster.base-image"] for _, box in world.nodes()} == {make.base_image(2).id}
             oracle.converged(world, inventory)

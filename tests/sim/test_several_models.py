@@ -142,7 +142,7 @@ def test_a_model_that_has_failed_makes_room_for_another(served: World) -> None:
 # fault: serving/serve/serve.py: , tp=own.tp, pp=own.pp) → )
 # fault: serving/consent.py: text = f"{since}this would → text = f"this would
 # fault: serving/consent.py: UsageError(text, *effects, → UsageError(text,
-# fault: serving/consent.py: if len(self.replicas) > 1 else [] → if False else []
+# fault: serving/stops.py: if len(self.replicas) > 1 else [] → if False else []
 # fault: serving/serve/serve.py: for name in chosen.room.goes: → for name in ():
 def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> None:
     """`--yes` stops both."""

@@ -155,8 +155,8 @@ def test_fewer_replicas_than_before_are_named_after_a_failure(served: tuple[Worl
 
 
 # fault: serving/consent.py: left) == len(served.replicas) or any(left) else 0 → left) == len(served.replicas) else 0
-# fault: serving/consent.py: (self.fewer, idle) → (idle,)
-# fault: serving/consent.py: (model, unknown, self.absent, self.fewer, → (model, unknown, self.absent,
+# fault: serving/stops.py: (self.fewer, idle) → (idle,)
+# fault: serving/stops.py: (model, unknown, *self._known, self.fewer, → (model, unknown, *self._known,
 def test_the_plan_of_a_host_that_leaves_has_the_model_that_continues(served: tuple[World, Outcome]) -> None:
     """No person is asked to stop what is not stopped."""
     world, fewer = served[0], make.inventory(1, backend="mp")

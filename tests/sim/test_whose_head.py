@@ -14,55 +14,15 @@ import pytest
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
-from tests.support.sim.lab import Outcome, code
+from tests.support.sim.heads import EVIL, api_keys, claim_head, empty, files, labels_of, report
+from tests.support.sim.lab import code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID, ROLE, SECRET, secrets_volume
-from vllm_cluster.serving.consent import Stops
+from vllm_cluster.serving.stops import Stops
 
 ALL, MINE, THEIRS = inventory(1, 2, 3), inventory(1, 2), inventory(3, 4)
-EVIL = b"evil/model"
-
-
-def labels_of(machine: Machine) -> list[dict[str, str]]:
-    """Those of its containers and volumes."""
-    return [box.labels for box in machine.boxes.values()] + [one.labels for one in machine.volumes.values()]
-
-
-def files(machine: Machine) -> dict[str, bytes]:
-    """What its volumes hold, by name."""
-    return {name: content for volume in machine.volumes.values() for name, content in volume.files.items()}
-
-
-def api_keys(machine: Machine) -> set[bytes]:
-    """The API keys that it holds."""
-    return {content for name, content in files(machine).items() if name.startswith("api-key")}
-
-
-def empty(machine: Machine) -> None:
-    """Take all containers and volumes away."""
-    machine.boxes.clear()
-    machine.volumes.clear()
-
-
-def claim_head(world: World, name: str = "gpu2", of: str = "gpu1") -> None:
-    """Let a worker call itself the head, with an order and an API key of its own choice."""
-    liar, head = world.machines[name], world.machines[of]
-    key = "sk-chosen"
-    identity = lab.fast_secret_id("lab", "api-key", key)
-    order = head.volumes["vcluster-lab-state"].files["wanted.json"].replace(b"org/model", EVIL)
-    liar.volumes["vcluster-lab-state"].files.update(head.volumes["vcluster-lab-state"].files | {"wanted.json": order})
-    for labels in labels_of(liar):
-        labels.update({SECRET + "api-key": identity} | ({ROLE: "head"} if ROLE in labels else {}))
-    for volume in [one for name, one in liar.volumes.items() if "secrets" in name]:
-        volume.files[f"api-key-{identity}"] = key.encode()
-
-
-def report(outcome: Outcome) -> str:
-    """All that a person reads."""
-    texts = [f"{event.host}: {event.text}" for event in outcome.events]
-    return "\n".join([*texts, str(outcome.error), getattr(outcome.error, "hint", "") or ""])
 
 
 # What is left of the head, the inventory that `up` then gets, and its exit code.
@@ -107,9 +67,12 @@ def test_no_worker_chooses_the_key_of_a_cluster_that_is_new() -> None:
         liar.boxes.clear()
         (volume,) = [one for name, one in liar.volumes.items() if "secrets" in name]
         volume.files, volume.name = {f"api-key-{identity}": b"sk-chosen"}, secrets_volume("lab", ids)
-        volume.labels |= {SECRET + "api-key": identity, ID: "feedfeedfeedfeed", HEAD_ADDRESS: "10.0.0.1"}
-        liar.volumes = {volume.name: volume}
+        volume.labels |= {SECRET + "api-key": identity}
+        liar.volumes, known = {volume.name: volume}, dict(world.heads)
         world.heads.clear()
+        refused = lab.run(world, MINE, lab.do_up)
+        assert (code(refused), refused.script.changing) == (3, []), refused.story()
+        world.heads = known
         lab.succeed(world, MINE, lab.do_up)
         assert len(api_keys(world.machines["gpu1"]) - {b"sk-chosen"}) == 1
 
@@ -259,7 +222,7 @@ def test_a_head_that_is_gone_for_good_is_followed_by_another_member() -> None:
         world.api_key = None
         refused = lab.run(world, inventory(2, 3), lab.do_up)
         assert (code(refused), refused.script.changing) == (3, [])
-        assert f"if that cluster is yours, set id: {known}" in report(refused)
+        assert f"if its head is gone for good, set id: {known}" in report(refused)
         lab.succeed(world, inventory(2, 3).model_copy(update={"id": known}), lab.do_up)
         assert [box.labels[HEAD_ADDRESS] for box in world.machines["gpu3"].boxes.values()] == ["10.0.0.2"]
 
@@ -336,7 +299,7 @@ def test_a_head_that_moves_back_and_is_broken_off_is_continued_by_either_invento
         oracle.converged(world, back if head == 1 else there)
 
 
-# fault: kernel/checks/docker.py: any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen)) → False
+# fault: kernel/checks/docker.py: any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen).values()) → False
 @pytest.mark.promise("P33")
 def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
     """What it served was dropped in silence, as only a node that is there is read."""

@@ -44,7 +44,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "hooks",
     ),
     "serving": (
-        "api changing fit head hooks look_up node status verbs",
+        "api changing fit head hooks look_up node status stops verbs",
         "consent explain translate",
         "others",
         "ask_head cluster",

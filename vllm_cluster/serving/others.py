@@ -15,8 +15,9 @@ from vllm_cluster.kernel.node.named_files import NamedFiles
 from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
-from vllm_cluster.serving.consent import Served, Stops, served_on
+from vllm_cluster.serving.consent import served_on
 from vllm_cluster.serving.head import first_ready, replicas_served
+from vllm_cluster.serving.stops import Served, Stops
 from vllm_cluster.wire.order import Order, Placement
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus

@@ -384,6 +384,10 @@ def _build(engine: FakeEngine, request: Request, _: str) -> Answer:
         lines = recipe.read().decode().splitlines() if recipe else None
     if lines is None:
         raise Refused(500, "Cannot locate specified Dockerfile: Dockerfile")
+    if lines == ["FROM scratch"]:
+        made = Picture(f"sha256:{identity('empty')}", [], {}, labels=json.loads(request.query["labels"]))
+        name_image(engine.machine, engine.machine.images.setdefault(made.id, made), request.query["t"])
+        return Answer(200, chunks=[b'{"stream": "Step 1/2 : FROM scratch"}\r\n'])
     base = engine.machine.picture(arguments["BASE"])
     if base is None:
         return _broken(f"pull access denied for {arguments['BASE']}, repository does not exist")

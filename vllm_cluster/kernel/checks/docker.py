@@ -105,14 +105,18 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
         node, text = identity.node_of(inventory.cluster, seen), ""
         if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
             text = "its node is the head by its own word; this machine does not know it as that"
-        if node is None and not has_key and any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen)):
+        if node is None and not has_key and any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen).values()):
             text = "by its volumes it was the head, and has the API key; its node is gone"
         if text and name != head:
             fixes = [f"if it is the head: set head: {name}\nvcluster up\nthen set head: {head}"]
-            if node:
-                gone = command_line("docker", "rm", Option("-f"), node.name)
-                # Two of them: the one that this machine knows is the likelier.
-                fixes.insert(0 if known else 1, f"on {name}, if it is not: {gone}")
+            gone = (
+                [command_line("docker", "rm", Option("-f"), node.name)]
+                if node
+                else [command_line("docker", "volume", "rm", volume) for volume in _with_key(mine, seen)]
+            )
+            steps = [f"on {name}, if it is not: {line}" for line in gone]
+            # Two of them: the one that this machine knows is the likelier.
+            fixes = [*steps, *fixes] if known else [*fixes, *steps]
             text += f", and {', '.join(known)} is the head too" if known else ""
             yield Finding("other-head", name, text, "\n".join(fixes))
 
@@ -122,9 +126,13 @@ def _is_head(inventory: Inventory, facts: HostFacts) -> bool:
     return node is not None and node.labels.get(ROLE) == "head"
 
 
-def _with_key(mine: identity.Authority, facts: HostFacts) -> list[Mapping[str, str]]:
-    """The labels of the cluster's volumes there that have the API key."""
-    return [labels for labels in facts.volumes.values() if f"{SECRET}api-key" in labels and mine.owns(labels)]
+def _with_key(mine: identity.Authority, facts: HostFacts) -> dict[str, Mapping[str, str]]:
+    """The cluster's volumes there that have the API key, with their labels."""
+    return {
+        name: labels
+        for name, labels in facts.volumes.items()
+        if identity.is_volume_name(mine.cluster, name) and f"{SECRET}api-key" in labels and mine.owns(labels)
+    }
 
 
 def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: identity.Foreign) -> str:
@@ -132,12 +140,18 @@ def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: ident
     if not re.fullmatch("[0-9a-f]{16}", other.id):
         return ""
     mine = f"; or, if that cluster is yours, set id: {other.id}"
-    if other.id == identity.authority(inventory, facts).id:
+    own = facts.get(inventory.head_name)
+    same, is_head = other.id == identity.authority(inventory, facts).id, own is not None and _is_head(inventory, own)
+    if same and is_head:
         # Of the head that the inventory names all is kept.
         return mine
-    for name, host in inventory.hosts.items():
-        there = name in facts and host.address == other.head and name != inventory.head_name
-        if there and _is_head(inventory, facts[name]):
+    if other.head not in {host.address for host in inventory.hosts.values()}:
+        # Without its address: that is the host's word, and the key would be brought there.
+        there = "add its head to hosts: and set head: to it, run vcluster up, and then change the head"
+        return f"; or, if that cluster is yours, {there}; if its head is gone for good, set id: {other.id}"
+    for name, host in inventory.hosts.items() if not same else ():
+        may_be = name in facts and host.address == other.head and name != inventory.head_name
+        if may_be and _is_head(inventory, facts[name]):
             # Then this machine knows it as the head, from which another one may take over.
             return f"{mine} and head: {name}, run vcluster up, and then change the head"
     return mine

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.client import DockerApi, packed
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.one_by_one import OneByOne
 from vllm_cluster.kernel.docker.temporary import temporary_name
@@ -16,11 +17,13 @@ from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.secrets import GENERATED, KeptSecret, Secrets
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER
 from vllm_cluster.kernel.plan.identity import Owner, is_volume_name, owner_of
+from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY
 from vllm_cluster.kernel.plan.kept import Holder
-from vllm_cluster.kernel.plan.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
+from vllm_cluster.kernel.plan.spec import BUILT_FOR, CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.wire.keys import KeyFile
 
 CONFLICT = 409
+EMPTY_IMAGE, BUILD_SECONDS = f"{NODE_IMAGE_REPOSITORY}:empty", 60.0
 
 
 def provide(docker: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets) -> str | None:
@@ -77,7 +80,7 @@ def read_kept(
     for holder in holders:
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
-            images = [image.id for image in facts[holder.host].images if locked]
+            images = [image.id for image in facts[holder.host].images] if locked else None
             read = _read(fleet.connections[holder.host], cluster, holder, wanted, images)
             # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():
@@ -88,7 +91,7 @@ def read_kept(
 
 
 def _read(
-    connection: HostConnection, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
+    connection: HostConnection, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str] | None
 ) -> dict[str, str]:
     docker = connection.docker
     if holder.has_node:
@@ -96,11 +99,28 @@ def _read(
         if len(found) == len(wanted):
             return found
     there = docker.volumes.labelled(f"{CLUSTER}={cluster}").get(holder.volume)
-    if there is None or not images:
+    if there is None or images is None:
         return {}
-    body = volume_writer_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
-    with connection.temporary.door(cluster, body) as door:
-        return _files(docker, door, wanted)
+    with some_image(docker, cluster, images) as image:
+        body = volume_writer_body(Owner(cluster, there.get(ID)), image, Mount(holder.volume, SECRETS_FOLDER))
+        with connection.temporary.door(cluster, body) as door:
+            return _files(docker, door, wanted)
+
+
+@contextmanager
+def some_image(docker: DockerApi, cluster: str, images: Iterable[str]) -> Iterator[str]:
+    """An image for a container that never starts; an empty one, for as long as this lasts, where the host has none.
+
+    `docker system prune --all` takes the images of a node that is gone, and leaves its volumes.
+    """
+    if (one := next(iter(images), None)) is not None:
+        yield one
+        return
+    recipe = packed({"Dockerfile": (b"FROM scratch\n", 0o600)})
+    try:
+        yield docker.build(recipe, EMPTY_IMAGE, {}, {BUILT_FOR: cluster}, docker.after(BUILD_SECONDS))
+    finally:
+        docker.remove_image(EMPTY_IMAGE)
 
 
 def _files(docker: DockerApi, container: str, wanted: Mapping[str, str]) -> dict[str, str]:

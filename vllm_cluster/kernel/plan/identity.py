@@ -167,14 +167,12 @@ def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> s
 def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
     """The id that this machine and the hosts know; None where there is none, or where it cannot be decided.
 
-    The head's own node decides, then what a cluster left there, and what is remembered here of it; then nodes that
-    joined it, hosts that were made its head from here, and last what names it as its head. The first of these that
-    bears exactly one id: where two teams share a host, what one of them left there must not make the other's new
-    cluster its own, by whose id each leaves the other alone.
+    The head's own node decides, then what one cluster left there, what is remembered here of it, and last another host
+    that was made the head from here. What other hosts claim decides nothing: where two teams share a host, what one of
+    them left there must not make the other's new cluster its own, by whose id each leaves the other alone.
     """
-    head, address = facts.get(inventory.head_name), inventory.hosts[inventory.head_name].address
+    head = facts.get(inventory.head_name)
     addresses = {host.address for host in inventory.hosts.values()}
-    nodes = [node.labels for seen in facts.values() if (node := node_of(inventory.cluster, seen))]
     if head:
         node = node_of(inventory.cluster, head)
         if node and ID in node.labels:
@@ -184,16 +182,14 @@ def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | Non
             return own.pop()
         if head.was_head_of:
             return head.was_head_of
-    # Of an upgrade that broke off, only volumes know the id yet.
-    left = [] if _ids(nodes) else [labels for seen in facts.values() for labels in _left(inventory, seen)]
-    for found in (
-        _ids(labels for labels in nodes if labels.get(HEAD_ADDRESS) == address),
-        {seen.was_head_of for seen in facts.values() if seen.was_head_of in _ids(_labels(inventory, seen))},
-        _ids(labels for labels in left if labels.get(HEAD_ADDRESS) == address),
-    ):
-        if found:
-            return found.pop() if len(found) == 1 else None
-    return None
+    moved = {seen.was_head_of for seen in facts.values() if seen.was_head_of in _ids(_labels(inventory, seen))}
+    if head is None and not moved:
+        # It was not seen, so nothing is made; what names it as its head may be looked at, and removed.
+        address = inventory.hosts[inventory.head_name].address
+        moved = _ids(
+            one for seen in facts.values() for one in _labels(inventory, seen) if one.get(HEAD_ADDRESS) == address
+        )
+    return moved.pop() if len(moved) == 1 else None
 
 
 def _ids(rows: Iterable[Mapping[str, str]]) -> set[str]:

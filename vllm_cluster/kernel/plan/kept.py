@@ -29,8 +29,7 @@ def find_holders(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterat
 
     What another host holds is its own: the key that clients use is nothing that a worker may choose.
 
-    Nodes come before volumes without one: what a node holds is in use, and is read without a container made for it,
-    which a host without images cannot make.
+    Nodes come before volumes without one: what a node holds is in use, and is read without a container made for it.
     """
     mine = authority(inventory, facts)
     every = [holder for name in mine.heads for holder in holders_on(inventory.cluster, mine.id, name, facts[name])]

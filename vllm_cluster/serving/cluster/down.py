@@ -35,7 +35,8 @@ from vllm_cluster.kernel.plan.members import former, record_of, ways_of
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, node_name
 from vllm_cluster.kernel.text import and_more, count
-from vllm_cluster.serving.consent import Confirm, Consent, Stops, batches_beside, served_by
+from vllm_cluster.serving.consent import Confirm, Consent, batches_beside, served_by
+from vllm_cluster.serving.stops import Stops
 
 
 def remove_cluster(

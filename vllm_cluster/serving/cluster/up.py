@@ -42,7 +42,8 @@ from vllm_cluster.kernel.plan.plan import (
 )
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.serving.cluster.moved_cache import absent_models
-from vllm_cluster.serving.consent import Confirm, Consent, Stops, stopped_by
+from vllm_cluster.serving.consent import Confirm, Consent, stopped_by
+from vllm_cluster.serving.stops import Stops
 
 ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
 FIRST_KEY = "made an API key for the endpoint: vcluster endpoint --key prints it"
@@ -146,7 +147,13 @@ def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) ->
 def _stops(inventory: Inventory, seen: Assessment, fleet: Fleet) -> Stops:
     """The running nodes that the plan removes or restarts, and the model on them."""
     stops = stopped_by(seen.plan, seen.facts, fleet, authority(inventory, seen.facts).heads)
+    stops = replace(stops, new_key=stops.anything and _makes_new_key(inventory, seen))
     return replace(stops, absent=absent_models(inventory, seen.facts, fleet)) if stops.again else stops
+
+
+def _makes_new_key(inventory: Inventory, seen: Assessment) -> bool:
+    """Whether a cluster that is known has no API key on the hosts that may have it."""
+    return "api-key" in seen.secrets.new and authority(inventory, seen.facts).id is not None
 
 
 def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> bool:
@@ -156,7 +163,7 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
     if "api-key" in seen.secrets.new:
         # Before it is written: a run that follows a killed one finds the key, and is silent. No warning where the
         # cluster is new, and has no clients yet.
-        known = authority(inventory, seen.facts).id
+        known = _makes_new_key(inventory, seen)
         kind: Kind = "warning" if known else "note"
         emit(Event(kind, NEW_KEY if known else FIRST_KEY, data={"code": "new-api-key"}))
     started = fleet.runtime.clock.monotonic()
