@@ -34,6 +34,7 @@ def host(n: int, **changes: Any) -> HostFacts:
         machine_id=f"machine-{n}",
         hostname=f"node{n}",
         clock=1_700_000_000.0,
+        observed_at=1_700_000_000.0,
         nics=(Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"), Nic("eth1", (f"10.0.0.{n}/24",), 1500, "UP")),
         hcas=(),
         gpus=tuple(Gpu(i, f"GPU-{n}-{i}", "NVIDIA H200", 143_771) for i in range(2)),

@@ -33,7 +33,7 @@ BY_CDI = replace(ENGINE, version="28.2.0", cdi_enabled=True, cdi_specs=("nvidia.
 GPUS = world.host(2).gpus
 ETH1 = world.host(2).nics[1]
 # Of two hosts that differ in these none is the odd one: both are named.
-EITHER = ("mtu-differs", "gpus-differ", "driver-differs", "revision-differs", "hcas-differ")
+EITHER = ("mtu-differs", "gpus-differ", "driver-differs", "revision-differs", "hcas-differ", "same-hostname")
 TWIN = replace(ETH1, name="eth2", addresses=("10.0.0.99/24",))
 
 

@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from tests.support.sim import lab, make
+from tests.support.sim.carrier import FakeTransport
 from vllm_cluster.kernel.backends import mp
 from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.finding import merged
+from vllm_cluster.kernel.checks.host import hostnames
 from vllm_cluster.kernel.checks.network import endpoint
 from vllm_cluster.kernel.checks.registry import check_all, preflight
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.observe import run_fact_script
 from vllm_cluster.kernel.inventory.model import Ports
+from vllm_cluster.kernel.terminal.paste import pasteable
+from vllm_cluster.kernel.transport.base import Result, Target
 
 NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
@@ -83,6 +91,24 @@ def test_of_two_hosts_that_look_like_one_none_is_accused_alone(
     assert "gpu" not in found[0].fix
     assert ("systemd-machine-id-setup" in found[0].fix) == clones
     assert "rm " not in found[0].fix
+
+
+# fault: kernel/checks/host.py: for name in names if len(names) > 1 else (): → for name in names[1:]:
+@pytest.mark.parametrize("liar", ["gpu1", "gpu2"])
+def test_of_hosts_with_one_hostname_none_is_renamed(liar: str) -> None:
+    """The second one was to change its name, though the first had given that as its own."""
+    facts = world.hosts(3)
+    facts[liar] = replace(facts[liar], hostname=facts["gpu1" if liar == "gpu2" else "gpu2"].hostname)
+    found = list(hostnames(world.inventory(3), facts))
+    assert [(one.code, one.host, one.error) for one in found] == [
+        ("same-hostname", name, False) for name in ("gpu1", "gpu2")
+    ]
+    assert [one.fix.split(";")[0] for one in found] == [f"on {name}: hostnamectl" for name in ("gpu1", "gpu2")]
+    assert all("gpu1 and gpu2 give one hostname" in one.message for one in found)
+    (both,) = merged(found)
+    fix = pasteable(both.fix, {"gpu1": ["gpu1"], "gpu2": ["gpu2"]}).splitlines()
+    assert fix[:2] == ["ssh gpu1 hostnamectl", "ssh gpu2 hostnamectl"] and len(fix) == 3
+    assert "sudo" not in both.fix
 
 
 # fault: kernel/checks/network.py: if ip_address(host.address).is_global: → if False:
@@ -199,24 +225,82 @@ def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing
     assert list(endpoint(world.inventory(), world.hosts(gpu1={"listening": frozenset({8000})}))) == []
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
-    last = f"gpu{count}"
-    found = preflight(world.inventory(count), world.hosts(count, **{last: {"clock": 1_700_003_600.0}}))
-    assert [(f.code, f.host, f.error) for f in found] == [("clock-skew", last, False)]
-    assert "+3600 s" in found[0].message
+NOW = 1_700_000_000.0
 
 
-# fault: kernel/checks/host.py: middle = median_low(clocks.values()) → middle = min(clocks.values())
-def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
-    found = preflight(world.inventory(3), world.hosts(3, gpu2={"clock": 1_699_996_400.0}))
-    assert [(f.code, f.host) for f in found] == [("clock-skew", "gpu2")]
+def skewed(*seconds: float) -> list[tuple[str, bool]]:
+    """The hosts that are named where their clocks are so far ahead of this machine's, and whether one is to be set."""
+    clocks = {f"gpu{number}": {"clock": NOW + ahead} for number, ahead in enumerate(seconds, 1)}
+    found = preflight(world.inventory(len(seconds)), world.hosts(len(seconds), **clocks))
+    assert all((one.code, one.error) == ("clock-skew", False) for one in found)
+    return [(one.host, "chronyc" in one.fix) for one in found]
+
+
+# fault: kernel/checks/host.py: every = [*ahead.values(), _Ahead(0.0, 0.0)] → every = [*ahead.values()]
+# fault: kernel/checks/host.py: 2 * sum(_apart(every)) < len(every) → True
+# fault: kernel/checks/host.py: if not ahead or not any(_apart(ahead.values())): → if not ahead:
+@pytest.mark.parametrize(
+    ("ahead", "named"),
+    [
+        ((0, 3600), [("gpu2", True)]),
+        ((-3600, 0), [("gpu1", True)]),
+        ((0, -1e8), [("gpu2", True)]),
+        ((-1e8, 0), [("gpu1", True)]),
+        ((0, -3600, 0), [("gpu2", True)]),
+        ((0, 0, 3600), [("gpu3", True)]),
+        # This machine's own clock is the wrong one.
+        ((3600,), []),
+        ((3600, 3610), []),
+        ((3600, 3600, 3600, 0), [("gpu4", True)]),
+        # Of three clocks none is near another, or of four two and two are.
+        ((3600, -1e8), [("gpu1", False), ("gpu2", False)]),
+        ((0, 3600, 3600), [("gpu1", False), ("gpu2", False), ("gpu3", False)]),
+    ],
+)
+def test_a_clock_is_wrong_where_most_differ_from_it(ahead: tuple[float, ...], named: list[tuple[str, bool]]) -> None:
+    """Of two hosts the one with the right time was to set its clock to that of the other, of the year 2020."""
+    assert skewed(*ahead) == named
+
+
+def test_the_wrong_clock_is_measured_from_the_others() -> None:
+    (found,) = preflight(world.inventory(), world.hosts(gpu2={"clock": NOW + 3600}))
+    assert found.message == "its clock is +3600 s from the other machines'"
+    found, _ = preflight(world.inventory(), world.hosts(gpu1={"clock": NOW - 50}, gpu2={"clock": NOW + 50}))
+    assert found.message.startswith("its clock is -50 s from this machine's, and too few clocks agree")
+    assert found.fix.startswith("on gpu1: timedatectl; ")
 
 
 def test_a_host_that_was_asked_later_has_no_clock_offset() -> None:
-    facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "observed_at": 60.0})
+    facts = world.hosts(gpu2={"clock": NOW + 60, "observed_at": NOW + 60})
     assert preflight(world.inventory(), facts) == ()
-    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"observed_at": 60.0}))] == ["clock-skew"]
+    found = preflight(world.inventory(), world.hosts(gpu2={"observed_at": NOW + 60}))
+    assert [(one.code, one.host) for one in found] == [("clock-skew", "gpu2")]
+
+
+# fault: kernel/checks/host.py: _Ahead(most, most - within) → _Ahead(most, most)
+def test_a_host_whose_answer_took_long_has_no_clock_offset() -> None:
+    facts = world.hosts(gpu2={"clock": NOW + 60, "observed_within": 61.0})
+    assert preflight(world.inventory(), facts) == ()
+
+
+# fault: kernel/hosts/observe.py: observed_at=asked, observed_within=took → observed_at=0.0, observed_within=took
+# fault: kernel/hosts/observe.py: observed_at=asked, observed_within=took → observed_at=asked
+def test_when_a_host_was_asked_is_noted() -> None:
+    lasted = 5.0
+    world_, words = make.world((1,)), make.inventory(1)
+    transport, clock = FakeTransport(world_, Target("gpu1", "gpu1")), world_.clock
+    run = transport.run
+
+    def slowly(*argv: Any, **more: Any) -> Result:
+        result = run(*argv, **more)
+        clock.sleep(lasted)
+        return result
+
+    transport.run = slowly  # type: ignore[method-assign]
+    asked = clock.time()
+    found = run_fact_script(words, HostConnection("gpu1", transport, lab.runtime(world_)))
+    assert found.observed_at == asked
+    assert lasted <= found.observed_within < lasted + 5
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.checks.finding import Finding, each_host
@@ -22,6 +23,11 @@ _ONE_MACHINE = "take one out if they are one machine; "
 _CLONES = (
     "if one is a clone, remove /etc/machine-id there and run systemd-machine-id-setup; if neither, do not trust them"
 )
+_RENAME = (
+    "if each prints that name, give one of them another that neither Slurm nor a certificate knows; "
+    "if one prints another, do not trust it"
+)
+_SYNCHRONIZE = "set the clock that is wrong, this machine's or a host's: with NTP on each they agree"
 _LOOK = "if not, look on the console of each: nvidia-smi -L, and /etc/machine-id"
 
 
@@ -97,33 +103,52 @@ def _differ(hosts: Sequence[HostFacts]) -> bool:
 
 
 def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Two hosts that call themselves the same."""
-    seen = dict[str, str]()
+    """Hosts that call themselves the same. As in `machines`, each is named and none is to be changed from here."""
+    alike = defaultdict[str, list[str]](list)
     for name, host in facts.items():
-        first = seen.setdefault(host.hostname, name) if host.hostname else name
-        if first != name:
-            text = f"hostname {host.hostname} is also that of {first}: logs show both under one name"
-            yield Finding(
-                "same-hostname",
-                name,
-                text,
-                command_line("sudo", "hostnamectl", "set-hostname", name, on=name),
-                severity="warning",
-            )
+        if host.hostname:
+            alike[host.hostname].append(name)
+    for hostname, names in alike.items():
+        text = f"{' and '.join(names)} give one hostname ({hostname}): logs show them under it, or one gives another's"
+        for name in names if len(names) > 1 else ():
+            fix = f"{command_line('hostnamectl', on=name)}; {_RENAME}"
+            yield Finding("same-hostname", name, text, fix, severity="warning")
+
+
+class _Ahead(NamedTuple):
+    """How far a clock is ahead of this machine's, in seconds: at most and at least, since an answer takes its time."""
+
+    most: float
+    least: float
+
+    def is_apart(self, other: _Ahead) -> bool:
+        """Whether no moment of the one is near one of the other."""
+        return max(self.least - other.most, other.least - self.most) > CLOCK_TOLERANCE
 
 
 def clocks(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Clocks that differ."""
-    # The low one: with two hosts, the middle between them would halve the difference.
-    clocks = {name: host.clock - host.observed_at for name, host in facts.items()}
-    middle = median_low(clocks.values())
-    for name, clock in clocks.items():
-        if abs(clock - middle) > CLOCK_TOLERANCE:
-            text = f"its clock is {clock - middle:+.0f} s from the other hosts'"
-            yield Finding(
-                "clock-skew",
-                name,
-                text,
-                f"on {name}: chronyc makestep, or timedatectl set-ntp true",
-                severity="warning",
+    """Clocks that differ: with this machine's, of two hosts there is a majority too. Where none is, all are named."""
+    asked = {name: (host.clock - host.observed_at, host.observed_within) for name, host in facts.items()}
+    ahead = {name: _Ahead(most, most - within) for name, (most, within) in asked.items()}
+    if not ahead or not any(_apart(ahead.values())):
+        return  # This machine's own may be the wrong one.
+    every = [*ahead.values(), _Ahead(0.0, 0.0)]
+    middle, known = median_low(every), 2 * sum(_apart(every)) < len(every)
+    for name, one in ahead.items():
+        if not known:
+            text = (
+                f"its clock is {one.most:+.0f} s from this machine's, and too few clocks agree to know which is right"
             )
+            yield Finding(
+                "clock-skew", name, text, f"{command_line('timedatectl', on=name)}; {_SYNCHRONIZE}", severity="warning"
+            )
+        elif one.is_apart(middle):
+            text = f"its clock is {one.most - middle.most:+.0f} s from the other machines'"
+            fix = f"on {name}: chronyc makestep, or timedatectl set-ntp true"
+            yield Finding("clock-skew", name, text, fix, severity="warning")
+
+
+def _apart(clocks: Collection[_Ahead]) -> list[bool]:
+    """Which of these are apart from the one in their middle: of two that is the low one, not what is between them."""
+    middle = median_low(clocks)
+    return [one.is_apart(middle) for one in clocks]

@@ -158,7 +158,7 @@ OF_THIS_MACHINE = ("was_head_of", "made_here", "known_heads")
 class HostFacts:
     """Everything observed on one host; sizes in bytes, the clock in seconds since 1970.
 
-    `observed_at` is when it was asked, on the local clock: of many hosts, some are asked later than others.
+    `observed_at` is when it was asked, by this machine's clock, and `observed_within` how long its answer took.
     `logical_gpus` is the number of logical GPUs that a CPU host offers, None where undeclared.
     `routes` maps each address that was asked for to its outgoing interface, None without a route.
     `volumes` are the labels by name of the volumes of a cluster of this name, asked for where no node has an id.
@@ -192,6 +192,7 @@ class HostFacts:
     architecture: str = ""
     boot_id: str = ""
     observed_at: float = 0.0
+    observed_within: float = 0.0
     rdma_devices: tuple[str, ...] = ()
     details: Details | None = None
     other_containers: tuple[Container, ...] = ()

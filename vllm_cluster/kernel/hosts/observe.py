@@ -108,17 +108,20 @@ def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: b
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
-    asked, memory = connection.runtime.clock.monotonic(), connection.memory.renew()
+    clock, memory = connection.runtime.clock, connection.memory.renew()
+    asked, began = clock.time(), clock.monotonic()
     most = share(min(len(inventory.hosts), WORKERS), ALL_SCRIPTS, MAX_OUTPUT)
     result = connection.transport.run(
         ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script, most=most
     )
+    took = clock.monotonic() - began
     try:
         if len(result.stdout) == most:
             raise ValueError(f"the answer of the fact script is longer than {size(most)}")
         with one_at_a_time():
             found = parse.facts(connection.name, result.text, deep=deep)
-            return memory.keep(_remembered(replace(found, observed_at=asked), inventory, connection))
+            found = replace(found, observed_at=asked, observed_within=took)
+            return memory.keep(_remembered(found, inventory, connection))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"
