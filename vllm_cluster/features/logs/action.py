@@ -22,8 +22,8 @@ from vllm_cluster.kernel.inventory.model import Inventory
 
 # How long a line may be kept back for older ones of other hosts; the terminal shows nothing sooner.
 TURN_SECONDS = 0.1
-# In all, for the hosts whose ranks are not read yet.
-SETTLE_SECONDS = 60.0
+# In all, for the hosts whose ranks are not read yet: less than the lines of others are kept back.
+SETTLE_SECONDS = 45.0
 Show = Callable[[Sequence[Line]], None]
 
 
@@ -47,7 +47,7 @@ def show_logs(
     require_name(inventory, list(asked.hosts))
     marks = Marks(_is_error(ErrorLines())) if errors else None
     asked = replace(asked, orders=errors)
-    tail = None if last is None else LastLines(last, int(runtime.clock.time() * 1e9) if asked.follow else None)
+    tail = None if last is None else LastLines(last, int(runtime.clock.time() * 1e9) if asked.follow else None, emit)
     found = False
     with _reading(inventory, asked, emit, runtime) as (merge, hosts):
         while (lines := merge.take(TURN_SECONDS)) is not None:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.text import and_more, count
+
 SECOND = 1_000_000_000
 # The parts of a container's log, as --only chooses them.
 NODE, GROUP, VLLM = "node", "ray", "vllm"
@@ -100,19 +103,28 @@ class LastLines:
     `until` is that moment, in nanoseconds of the clock of the lines; None where nothing is to come.
     """
 
-    def __init__(self, number: int, until: int | None) -> None:
+    def __init__(self, number: int, until: int | None, emit: Emit) -> None:
         self._kept: deque[Line] = deque(maxlen=number)
-        self._until = until
+        self._until, self._emit = until, emit
+        # Those of the lines that came since the last ones were shown.
+        self._hosts: set[str] = set()
 
     def keep(self, lines: Sequence[Line]) -> list[Line]:
         """The lines to show now, in their order: none before the first new one."""
         until = self._until
         new = [] if until is None else [line for line in lines if line.at >= until]
-        self._kept += [line for line in lines if until is None or line.at < until]
+        old = [line for line in lines if until is None or line.at < until]
+        self._kept += old
+        self._hosts |= {line.host for line in old}
         return [*self.rest(), *new] if new else []
 
     def rest(self) -> list[Line]:
         """The lines that were kept; after this they are kept no more."""
         kept = list(self._kept)
         self._kept.clear()
+        shown = {line.host for line in kept}
+        if len(shown) == 1 and (others := sorted(self._hosts - shown)):
+            text = f"the last {count(len(kept), 'line')} are all its own; {and_more(others)} had lines before them"
+            self._emit(Event("note", text, kept[0].host))
+        self._hosts.clear()
         return kept

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import attrgetter
 
-from vllm_cluster.features.logs.lines import Line
+from vllm_cluster.features.logs.lines import SECOND, Line
 from vllm_cluster.kernel.clock import Clock
 
 # Bytes that wait in all, with those on their way to the terminal; who reads a log waits while it is full, and so does
@@ -23,7 +23,7 @@ IDLE_SECONDS = 0.3
 # Of logs that are followed no line waits longer for older ones: a host that prints lines of 1970 without end would hide
 # those of all others. Of logs that end, the others do not wait for one that brings nothing newer for so long, nor again
 # for one for which a line has waited `MAX_KEPT_SECONDS`.
-MAX_HELD_SECONDS, MAX_KEPT_SECONDS = 30.0, 300.0
+MAX_HELD_SECONDS, MAX_KEPT_SECONDS = 30.0, 60.0
 # What counts of the time for which what was taken is being shown: a pager takes nothing more while a person reads, and
 # a log has no part in that. Not nothing: who sends lines without end would make no time pass.
 SHOW_SECONDS = 1.0
@@ -33,7 +33,7 @@ LINE_SIZE = 150
 FIRST_SECONDS = 1.0
 _AT = attrgetter("at")
 _NEVER = -(1 << 62)
-# Greater than any time: a clock may show the year 9999, which is 1 << 68 nanoseconds.
+# Greater than any time.
 _ALWAYS = float("inf")
 
 
@@ -109,11 +109,12 @@ class LogMerge:
         """
         queue = self._queues[log]
         with self._changed:
-            newest = queue.newest
+            # None was printed after it was read, whatever its host's clock shows: one of 9999 would be the last.
+            newest, latest = queue.newest, int(self._clock.time() * SECOND)
             for line in lines:
-                newest = max(newest, line.at)
+                newest = max(newest, min(line.at, latest))
                 queue.lines.append(line if line.at == newest else Line(newest, *line[1:]))
-            newest, now = newest if seen is None else max(newest, seen), self._now()
+            newest, now = newest if seen is None else max(newest, min(seen, latest)), self._now()
             if newest > queue.newest:
                 queue.newest, queue.rose, queue.passed = newest, now, queue.late
             size = sum(map(_size, lines))
