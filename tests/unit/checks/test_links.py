@@ -40,7 +40,7 @@ def seen(hosts: int, broken: Broken) -> list[LinkResult]:
     return ways
 
 
-PLACES = {f"gpu{n}": HostAddress(f"10.0.0.{n}", "eth1", "10.0.0.0/24") for n in range(1, 9)}
+PLACES = {f"gpu{n}": HostAddress(f"10.0.0.{n}", "eth1") for n in range(1, 9)}
 DOWN = {"bad": {NODE: "silent", EPHEMERAL: "silent"}, "mtu": None, "passes": None, "block": None}
 HEAD_DOWN = {**DOWN, "bad": {**DOWN["bad"], GCS: "silent"}}  # type: ignore[dict-item]
 
@@ -58,7 +58,7 @@ def test_a_port_that_is_closed_one_way_is_reported_with_its_direction() -> None:
     (found,) = link_findings(seen(2, {("gpu2", "gpu1"): {"bad": {GCS: "silent"}}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-silent", "gpu1", True)
     assert found.message == "gpu2 → gpu1: port 6379 (gcs): no answer (a firewall drops it); gpu1 → gpu2: all answer"
-    assert "on gpu1: sudo ufw allow from 10.0.0.0/24" in found.fix
+    assert "on gpu1: sudo ufw allow from 10.0.0.2\n" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -95,35 +95,37 @@ def test_equal_failures_are_one_finding(pairs: list[tuple[str, str]], host: str,
         assert found.host == host
 
 
-# fault: kernel/checks/links.py: if not peer.network or peer.network != own.network: → if False:
-# fault: kernel/checks/links.py: if network.prefixlen >= WIDEST[network.version] → if True
+# fault: kernel/checks/links.py: collapse_addresses(alike) → [ip_network("10.0.0.0/24")]
+# fault: kernel/checks/links.py: {places[peer].address for peer, _ in ends} → {one.address for one in places.values()}
 @pytest.mark.parametrize(
-    ("networks", "sources"),
+    ("addresses", "closed", "sources"),
     [
-        # One host shows the whole internet, and drops what comes.
-        (("10.0.0.0/24", "0.0.0.0/0"), {"10.0.0.1", "10.0.0.2"}),
-        (("10.0.0.0/8", "10.0.0.0/8"), {"10.0.0.1", "10.0.0.2"}),
-        (("10.0.0.0/24", ""), {"10.0.0.1", "10.0.0.2"}),
-        (("10.0.0.0/16", "10.0.0.0/16"), {"10.0.0.0/16"}),
+        (("10.0.0.1", "10.0.0.2"), "gpu2", ["10.0.0.1"]),
+        (("10.0.0.1", "10.0.0.7", "10.0.0.9", "10.0.0.3"), "gpu3", ["10.0.0.1", "10.0.0.3", "10.0.0.7"]),
+        (("10.0.0.4", "10.0.0.5", "10.0.0.1", "10.0.0.7", "10.0.0.6"), "gpu3", ["10.0.0.4/30"]),
+        (("fd00::1", "10.0.0.1", "fd00::9"), "gpu3", ["10.0.0.1", "fd00::1"]),
     ],
 )
-def test_a_firewall_lets_in_what_no_single_host_chooses(networks: tuple[str, str], sources: set[str]) -> None:
-    pairs = [("gpu1", "gpu2"), ("gpu2", "gpu1")]
-    places = {f"gpu{n}": HostAddress(f"10.0.0.{n}", "eth1", network) for n, network in enumerate(networks, 1)}
-    (found,) = link_findings(seen(2, {pair: down(*pair) for pair in pairs}), places)
+def test_a_firewall_lets_in_the_other_hosts_and_no_more(
+    addresses: tuple[str, ...], closed: str, sources: list[str]
+) -> None:
+    """By one host's word another was to let in all machines of a network of theirs."""
+    places = {f"gpu{number}": HostAddress(address, "eth1") for number, address in enumerate(addresses, 1)}
+    broken = {pair: down(*pair) for pair in permutations(places, 2) if pair[1] == closed}
+    (found,) = link_findings(seen(len(places), broken), places)
     lines = found.fix.splitlines()[:-1]
-    assert {line.split(" from ")[1] for line in lines if "ufw allow" in line} == sources
-    assert {line.split(" -s ")[1].split()[0] for line in lines if "iptables" in line} == sources
+    allow = [line for line in lines if " ufw allow " in line]
+    assert allow == [f"on {closed}: sudo ufw allow from {source}" for source in sources]
+    rules = [line.split(": sudo ")[1] for line in lines if "without ufw" in line]
+    assert rules == [f"ip{'6' * (':' in one)}tables -I INPUT -s {one} -j ACCEPT" for one in sources]
 
 
-def test_a_firewall_lets_in_each_peer_of_a_host_whose_network_others_do_not_show() -> None:
-    wide = {**PLACES, "gpu3": HostAddress("10.0.0.3", "eth1", "::/0")}
-    broken = {pair: down(*pair) for pair in permutations(["gpu1", "gpu2", "gpu3"], 2) if pair[1] == "gpu3"}
-    (found,) = link_findings(seen(3, broken), wide)
-    lines = [line for line in found.fix.splitlines() if "allow" in line]
-    assert lines == [f"on gpu3: sudo ufw allow from 10.0.0.{n}" for n in (1, 2)]
-    (found,) = link_findings(seen(3, broken), PLACES)
-    assert [line for line in found.fix.splitlines() if "allow" in line] == ["on gpu3: sudo ufw allow from 10.0.0.0/24"]
+def test_the_rules_for_many_hosts_are_few() -> None:
+    places = {f"gpu{n}": HostAddress(f"10.0.0.{n}", "eth1") for n in range(1, 65)}
+    pairs = [*permutations(places, 2)]
+    (found,) = link_findings([LinkResult(*pair, ALL, {NODE: "silent", EPHEMERAL: "silent"}) for pair in pairs], places)
+    assert found.message.startswith("between all hosts")
+    assert len([line for line in found.fix.splitlines() if " ufw allow " in line]) == 7
 
 
 # fault: kernel/checks/links.py: elif until >= MIN_MTU and → elif

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
 from typing import Annotated, Literal
 
 from vllm_cluster.kernel.backends import joining
@@ -17,8 +17,6 @@ from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import Address, Count, between, shaped
 
 EPHEMERAL = "ephemeral"
-# The widest network that a line for a firewall names, by the version of IP.
-WIDEST = {4: 16, 6: 48}
 # How a port failed: the finding's code and message.
 Failed = Literal["silent", "refused", "unreachable", "mute", "foreign"]
 _FAILED: Mapping[str, tuple[str, str]] = {
@@ -32,11 +30,10 @@ _FAILED: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class HostAddress:
-    """A host's end of its links: its address, the interface that holds it and the network that it is in."""
+    """A host's end of its links: its address in the inventory, and the interface that holds it."""
 
     address: str
     interface: str = "eth0"
-    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,19 +202,21 @@ def _closed(
         several = len({one for _, one in group.pairs}) > 1 and host == target
         where = "both hosts" if len(group.pairs) == 2 and several else "every host" if several else host
         ends = [(a, b) for pair in group.pairs for a, b in (pair, pair[::-1]) if several or b == host]
-        fix = _open(where, dict.fromkeys(_let_in(places[peer], places[own]) for peer, own in ends))
+        fix = _open(where, _let_in({places[peer].address for peer, _ in ends}))
     return Finding(code, host, text, fix)
 
 
-def _let_in(peer: HostAddress, own: HostAddress) -> str:
-    """What a host lets in, so that a peer reaches it: the network that both are in by the word of each, or the peer.
+def _let_in(addresses: Collection[str]) -> list[str]:
+    """These addresses of the inventory, in as few networks as hold no other.
 
-    What one host alone shows of its network may be the whole internet, and behind these ports is pickle.
+    What hosts show of their networks is not asked: behind these ports is pickle, and a network has other machines.
     """
-    if not peer.network or peer.network != own.network:
-        return peer.address
-    network = ip_network(peer.network)
-    return peer.network if network.prefixlen >= WIDEST[network.version] else peer.address
+    every = [ip_network(address) for address in addresses]
+    found = [
+        *collapse_addresses(one for one in every if isinstance(one, IPv4Network)),
+        *collapse_addresses(one for one in every if isinstance(one, IPv6Network)),
+    ]
+    return [str(one if one.num_addresses > 1 else one.network_address) for one in found]
 
 
 def _open(where: str, sources: Iterable[str]) -> str:

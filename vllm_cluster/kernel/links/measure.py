@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from ipaddress import ip_interface
 from secrets import token_hex
 
 from vllm_cluster.kernel.checks.finding import Finding
@@ -158,7 +157,4 @@ def _unseen(host: str, error: VclusterError) -> NotChecked:
 
 def _address(inventory: Inventory, facts: HostFacts) -> HostAddress:
     host = inventory.hosts[facts.host]
-    nic = facts.interface_of(host.address)
-    networks = [ip_interface(entry).network for entry in nic.addresses] if nic else []
-    mine = next((str(network) for network in networks if ip_interface(host.address).ip in network), "")
-    return HostAddress(host.address, choose_interface(host, facts) or "eth0", mine)
+    return HostAddress(host.address, choose_interface(host, facts) or "eth0")
