@@ -71,7 +71,9 @@ def prune_images(inventory: Inventory, emit: Emit, *, confirm: Confirm, runtime:
         found = _unused(_found(inventory, fleet, facts))
         if found:
             _ask(found, confirm)
-            with Lease(in_order(fleet, facts), inventory.cluster, "image prune") as lease:
+            with Lease(
+                in_order(fleet, {name: facts[name] for name in found}), inventory.cluster, "image prune"
+            ) as lease:
                 lease.acquire()
                 # Others may have begun to use one of them.
                 now = _unused(_found(inventory, fleet, facts_of(inventory, fleet)))
@@ -85,8 +87,9 @@ def prune_images(inventory: Inventory, emit: Emit, *, confirm: Confirm, runtime:
         return number
 
 
-# Each may have some ten thousand files.
-REMOVAL = Times(REMOVE_SECONDS, 30.0, 3600.0)
+# Each may have some ten thousand files. What a host has no time for is left to the next run: its list, and how long
+# each takes, are its own word, and meanwhile nothing else may change the others.
+REMOVAL = Times(REMOVE_SECONDS, 30.0, 600.0)
 
 
 @dataclass(frozen=True)
