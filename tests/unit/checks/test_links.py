@@ -95,7 +95,7 @@ def test_equal_failures_are_one_finding(pairs: list[tuple[str, str]], host: str,
         assert found.host == host
 
 
-# fault: kernel/checks/links.py: collapse_addresses(alike) → [ip_network("10.0.0.0/24")]
+# fault: kernel/checks/links.py: *collapse_addresses(one for one in every if isinstance(one, IPv4Network)) → ip_network("10.0.0.0/24")
 # fault: kernel/checks/links.py: {places[peer].address for peer, _ in ends} → {one.address for one in places.values()}
 @pytest.mark.parametrize(
     ("addresses", "closed", "sources"),

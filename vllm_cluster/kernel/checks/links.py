@@ -212,7 +212,7 @@ def _let_in(addresses: Collection[str]) -> list[str]:
     What hosts show of their networks is not asked: behind these ports is pickle, and a network has other machines.
     """
     every = [ip_network(address) for address in addresses]
-    found = [
+    found: list[IPv4Network | IPv6Network] = [
         *collapse_addresses(one for one in every if isinstance(one, IPv4Network)),
         *collapse_addresses(one for one in every if isinstance(one, IPv6Network)),
     ]
