@@ -234,3 +234,29 @@ def test_an_api_on_another_port_is_followed(
     assert passage.port != first
     socket.create_server(("127.0.0.1", first)).close()
     passage.close()
+
+
+# fault: serving/endpoint/tunnel.py: if (now := self._key_at_end()) != self.key_id: → if False:
+@pytest.mark.promise("P37")
+@pytest.mark.parametrize("kind", REMOTE)
+def test_another_key_at_the_end_of_an_open_tunnel_is_reported_once(
+    kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd, echo_port: int
+) -> None:
+    """A rotation interrupts nothing: the way stays, and the key that may go there is another one from then on."""
+    client.add("h", server)
+    link = HostConnection("h", connect(client.target("h"), kind))
+    ids = ["of the first", "of the second", "of the second"]
+    seen = list[tuple[str, bytes]]()
+
+    def key_at_end() -> str:
+        if len(ids) == 1:
+            server.drop_connections()
+        return ids.pop(0) if len(ids) > 1 else ids[0]
+
+    passage = Passage(link, free_port(), lambda: model("ready", echo_port), key_at_end)
+    assert passage.key_id == "of the first"
+    with pytest.raises(VclusterError, match="tunnel: the connection to "):
+        passage.hold(lambda _: None, renewed=lambda now: seen.append((now, exchange(passage.port, b"x"))))
+    assert seen == [("of the second", b"xend")]
+    assert passage.key_id == "of the second"
+    passage.close()

@@ -14,10 +14,11 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.identity import node_of
-from vllm_cluster.kernel.plan.kept import kept_secrets
+from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
 from vllm_cluster.wire.keys import KeyFile
 from vllm_cluster.wire.status import ServeStatus
 
+NAME = "api-key"
 MAX_KEY = 4096
 
 
@@ -53,13 +54,34 @@ def read_key(inventory: Inventory, head: HostConnection) -> str:
     """
     facts = usable(observe(inventory, head))
     ensure_no_errors(list(warn_of_foreign(inventory, {head.name: facts})))
-    identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
+    identity = kept_secrets(inventory, {head.name: facts}).get(NAME)
     if identity is None or node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
-    content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
+    content = NodeHandle(head, inventory.cluster).secret(NAME, identity)
     if content is None:
         raise NodeMissing(f"{head.name}: key: the API key is missing", hint="vcluster up")
     return key_file(content, head.name).key
+
+
+def key_now(inventory: Inventory, head: HostConnection) -> str | None:
+    """The API key, on a connection over which `read_key` has read one, which may be rotated since; None where none is.
+
+    Raises:
+        HostError: its Docker does not answer, or what is there cannot be a key.
+    """
+    node = NodeHandle(head, inventory.cluster)
+    there = node.container()
+    identity = secret_ids(there.labels).get(NAME) if there else None
+    content = node.secret(NAME, identity) if identity else None
+    return key_file(content, head.name).key if content else None
+
+
+def key_id(inventory: Inventory, key: str, runtime: Runtime) -> str:
+    """What differs with the key of each cluster, and gives nothing of it away.
+
+    It is made of the key itself: any host can copy a label that names another's.
+    """
+    return runtime.secret_id(inventory.cluster, NAME, key)
 
 
 def key_file(content: bytes, host: str) -> KeyFile:

@@ -49,7 +49,7 @@ def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pyte
     inventory = make.inventory(1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Session, "load", lambda _: inventory)
-    monkeypatch.setattr(action, "key", lambda _: "abc")
+    monkeypatch.setattr(action, "key", lambda *_: "abc")
 
     def rotated_key(_inventory: Inventory, emit: Emit, **_: object) -> str:
         emit(Event("note", "x"))

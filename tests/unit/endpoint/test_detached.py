@@ -21,7 +21,7 @@ from vllm_cluster.serving.endpoint.detached import Detached, State, start_time
 
 # Notes itself, and sleeps until it is ended.
 NOTES = "import sys, signal; from pathlib import Path; from vllm_cluster.serving.endpoint.detached import State\n"
-NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321, 'gpu1'); signal.pause()"
+NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321, '0a'); signal.pause()"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def start(state: State, program: str = NOTES) -> Detached:
 
 def test_it_is_found_again_and_nothing_is_left_of_it(state: State) -> None:
     started = start(state)
-    assert (started.port, started.head, state.running()) == (4321, "gpu1", started)
+    assert (started.port, started.key_id, state.running()) == (4321, "0a", started)
     assert os.getsid(started.pid) == started.pid, "a closed terminal would end it"
     assert [path.stat().st_mode & 0o777 for path in (state.path, state.log)] == [0o600, 0o600]
     assert state.path.parent.stat().st_mode & 0o777 == 0o700
@@ -108,7 +108,7 @@ def test_a_note_that_was_not_written_by_it_is_none(content: str, state: State) -
 
 def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as other, state.locked():
-        state.path.write_text(json.dumps({"pid": other.pid, "started": "an earlier boot 1", "port": 1, "head": "gpu1"}))
+        state.path.write_text(json.dumps({"pid": other.pid, "started": "an earlier boot 1", "port": 1, "key_id": "0a"}))
         assert state.running() is None
         assert not state.end()
         assert other.poll() is None
@@ -116,7 +116,7 @@ def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
 
 
 # fault: serving/endpoint/endpoint.py: for one in (found, State(cache / FOLDER, before))) > 0 → for one in (found,)) > 0
-# fault: serving/endpoint/detached.py: head: str = "" → head: str
+# fault: serving/endpoint/detached.py: key_id: str = "" → key_id: str
 def test_one_of_an_earlier_version_is_closed(tmp_path: Path) -> None:
     """It was noted by the hosts of its inventory, and without its head: it stayed open, and no verb found it."""
     inventory = make.inventory(2)

@@ -39,6 +39,7 @@ from vllm_cluster.serving.endpoint import endpoint, tunnel
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.endpoint import be_tunnel, state
 from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, RETRY_SECONDS
+from vllm_cluster.serving.head import key_id
 
 INVENTORY = make.inventory(1)
 
@@ -57,6 +58,9 @@ class Ssh:
         own = self.lines.get(argv[-1], f"hostname {argv[-1]}")
         text = f"{own}\nuser me\nport {port or 22}\nproxyjump {jump or 'none'}\n"
         return subprocess.CompletedProcess(argv, 0, text.encode(), b"")
+
+
+OWN, OTHER = (key_id(INVENTORY, key, Runtime()) for key in (KEY, "of another cluster"))
 
 
 def machine(inventory: Inventory, runtime: Runtime) -> str:
@@ -91,6 +95,7 @@ class Tunnels:
         self.seen: Callable[[], None] = lambda: None
         self.held: Callable[[], None] = lambda: None
         self.closes: Callable[[], None] = lambda: None
+        self.key_of: Callable[[str], str] = lambda at: f"the key of {at}"
         self.ssh = Ssh()
         self.runtime = Runtime(self.clock, repeat=lambda *_: SimpleNamespace(stop=lambda: None), processes=self.ssh)
         monkeypatch.setattr(tunnel, "passage_to", self.passage_to)
@@ -104,13 +109,15 @@ class Tunnels:
         if error:
             raise error
         try:
-            at = {"host": inventory.head_name, "machine": machine(inventory, runtime), "port": self.target}
-            yield SimpleNamespace(**at, answers=self.answers, hold=self.hold)
+            at = machine(inventory, runtime)
+            way = {"machine": at, "key_id": self.key_of(at), "port": self.target, "hold": self.hold}
+            yield SimpleNamespace(host=inventory.head_name, answers=self.answers, **way)
         finally:
             self.closes()
 
-    def hold(self, _emit: object, ended: Callable[[], bool] = lambda: False) -> None:
+    def hold(self, _emit: object, ended: Callable[[], bool], renewed: Callable[[str], None]) -> None:
         self.held()
+        self.renewed = renewed
         if not ended():
             raise ConnectionLost("gpu1", "tunnel: no keepalive")
 
@@ -301,9 +308,9 @@ def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch:
     assert clock.now == pytest.approx(endpoint.ANSWER_SECONDS)
 
 
-def serves(monkeypatch: pytest.MonkeyPatch, at: str = "here") -> None:
+def serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head that the inventory names is up on this machine, and its model ready."""
-    monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext(SimpleNamespace(machine=at)))
+    monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext())
     monkeypatch.setattr(endpoint, "read_key", lambda *_: KEY)
     row = SimpleNamespace(name="m", host="127.0.0.1")
     monkeypatch.setattr(endpoint, "replicas_served", lambda *_: (row,))
@@ -322,7 +329,7 @@ def test_a_port_whose_tunnel_has_ended_is_neither_asked_nor_shown(
     left = [True] * (2 + looks)  # it is there, and before the connection
     monkeypatch.setattr(Detached, "runs", property(lambda _: bool(left and left.pop())))
     with serving(Api(answer)) as api:
-        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port, "here"))
+        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port, OWN))
         serves(monkeypatch)
         with pytest.raises(PreflightFailed, match="no tunnel from this machine to lab is open in the background"):
             endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(Clock()))
@@ -363,7 +370,7 @@ WAYS = [
 # fault: kernel/transport/ssh_config.py: if at.jump is None: → if True:
 # fault: serving/endpoint/tunnel.py: return found not in ("", machine) → return False
 @pytest.mark.parametrize(("line", "now"), WAYS)
-def test_a_tunnel_notes_the_machine_to_which_ssh_leads_and_follows(
+def test_a_tunnel_follows_to_where_ssh_leads_and_notes_the_key_of_that_end(
     line: str, now: Inventory, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The words for the head were noted: with another ssh_config they led to another machine."""
@@ -371,10 +378,10 @@ def test_a_tunnel_notes_the_machine_to_which_ssh_leads_and_follows(
     if line:
         made.ssh.lines["gpu1"] = "hostname gpu1"
 
-    def turns(_emit: object, ended: Callable[[], bool]) -> None:
+    def turns(_emit: object, ended: Callable[[], bool], _renewed: object) -> None:
         note = state(INVENTORY, cache).read()
         assert note is not None
-        notes.append(note.head)
+        notes.append(note.key_id)
         assert not ended()
         if len(notes) == 2:
             raise ConnectionLost("gpu1", "it is over")
@@ -390,7 +397,7 @@ def test_a_tunnel_notes_the_machine_to_which_ssh_leads_and_follows(
     monkeypatch.setattr(made, "hold", turns)
     with pytest.raises(HostKeyRejected):
         made.keep(cache)
-    assert notes == [machine(INVENTORY, Runtime(processes=Ssh())), machine(now, made.runtime)]
+    assert notes == [made.key_of(machine(INVENTORY, Runtime(processes=Ssh()))), made.key_of(machine(now, made.runtime))]
     assert len(set(notes)) == 2
 
 
@@ -398,7 +405,7 @@ def test_a_tunnel_notes_the_machine_to_which_ssh_leads_and_follows(
 def test_a_tunnel_asks_ssh_now_and_then_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = Tunnels(monkeypatch, None, FINAL[0]), list[int]()
 
-    def rests(_emit: object, ended: Callable[[], bool]) -> None:
+    def rests(_emit: object, ended: Callable[[], bool], _renewed: object) -> None:
         before = made.ssh.asked
         for _ in range(60):
             assert not ended()
@@ -412,26 +419,59 @@ def test_a_tunnel_asks_ssh_now_and_then_alone(cache: Path, monkeypatch: pytest.M
     assert asked == [3]
 
 
-# fault: serving/endpoint/endpoint.py: if not machine or now.head != machine: → if not machine:
-# fault: serving/endpoint/endpoint.py: if not machine or now.head != machine: → if now.head != machine:
-@pytest.mark.parametrize(("leads", "here"), [("before", "here"), ("", "")], ids=["another", "not known"])
-def test_a_key_goes_to_the_machine_it_is_of_alone(
-    leads: str, here: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The head is another machine now, and the tunnel still leads to the one before, which answers."""
+# fault: serving/endpoint/endpoint.py: if now and now.key_id != wanted: → if False:
+# fault: serving/endpoint/endpoint.py: if now and now.key_id != wanted: → if now and now.key_id not in ("", wanted):
+@pytest.mark.parametrize("leads", [OTHER, ""], ids=["another", "of an earlier version"])
+def test_a_key_goes_to_an_end_that_has_it_alone(leads: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name in DNS, or an alias that a ProxyCommand gets, led elsewhere: the machine before still answers."""
     clock = Clock()
     monkeypatch.setattr(Detached, "runs", True)
-    serves(monkeypatch, here)
+    serves(monkeypatch)
     with serving(Api(answer)) as api:
-        before, after = (Detached(1, "1", api.port, one) for one in (leads, "here"))
+        before, after = (Detached(1, "1", api.port, one) for one in (leads, OWN))
         monkeypatch.setattr(State, "read", lambda _: before)
-        with pytest.raises(VclusterError, match="does not lead to m: it leads to another head than gpu1"):
+        with pytest.raises(VclusterError, match="does not lead to m: its end has another API key"):
             endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(clock))
         assert api.looked == 0
         assert endpoint.ANSWER_SECONDS - 2 < clock.now < endpoint.ANSWER_SECONDS + 2
         serves(monkeypatch)
         monkeypatch.setattr(State, "read", lambda _: after if clock.now > 60 else before)
         assert endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(clock)).model == "m"
+
+
+# fault: serving/endpoint/endpoint.py: port_for(inventory, cache, found, runtime=runtime) → pass
+# fault: serving/endpoint/endpoint.py: if now and now.key_id != wanted: → if False:
+def test_a_key_is_not_printed_beside_a_tunnel_to_another_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients have the port of the tunnel, and would get the key of another cluster with it."""
+    clock, followed = Clock(), False
+    monkeypatch.setattr(Detached, "runs", True)
+    serves(monkeypatch)
+    monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", 1, OWN if followed and clock.now > 40 else OTHER))
+    with pytest.raises(VclusterError, match="the tunnel in the background does not lead to lab: its end has another"):
+        endpoint.key(INVENTORY, cache, runtime=Runtime(clock))
+    assert endpoint.ANSWER_SECONDS - 2 < clock.now < endpoint.ANSWER_SECONDS + 2
+    clock.now, followed = 0.0, True
+    assert endpoint.key(INVENTORY, cache, runtime=Runtime(clock)) == KEY
+    monkeypatch.setattr(State, "read", lambda _: None)
+    assert endpoint.key(INVENTORY, cache, runtime=Runtime(clock)) == KEY
+
+
+# fault: serving/endpoint/tunnel.py: passage.hold(emit, moved, lambda key_id: opened(relay.port, key_id)) → passage.hold(emit, moved, lambda key_id: None)
+def test_a_key_that_is_rotated_under_an_open_tunnel_is_noted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, notes = Tunnels(monkeypatch, None, FINAL[0]), list[str]()
+
+    def rotates(_emit: object, _ended: object, renewed: Callable[[str], None]) -> None:
+        for _ in range(2):
+            note = state(INVENTORY, cache).read()
+            assert note is not None
+            notes.append(note.key_id)
+            renewed("of the new key")
+        raise ConnectionLost("gpu1", "it is over")
+
+    monkeypatch.setattr(made, "hold", rotates)
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache)
+    assert notes == [made.key_of(machine(INVENTORY, made.runtime)), "of the new key"]
 
 
 # fault: serving/endpoint/endpoint.py: ensure_leads()  # what → pass  #
@@ -449,8 +489,8 @@ def test_a_connection_to_the_head_before_gets_no_key(cache: Path, monkeypatch: p
 
     turned = list[bool]()
     monkeypatch.setattr(endpoint, "get", get)
-    monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", 1, "here" if turned else "before"))
-    with pytest.raises(VclusterError, match="another head"):
+    monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", 1, OWN if turned else OTHER))
+    with pytest.raises(VclusterError, match="another API key"):
         endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(clock))
     assert asked == []
 
@@ -461,8 +501,8 @@ def test_what_is_noted_is_where_the_port_leads(monkeypatch: pytest.MonkeyPatch) 
     two = make.inventory(2)
     made.now = two
 
-    def opened(port: int, head: str) -> None:
-        found.append((head, asked(port)[0]))
+    def opened(port: int, key_id: str) -> None:
+        found.append((key_id, asked(port)[0]))
 
     def moves() -> None:
         made.now = two.model_copy(update={"head": "gpu2"})
@@ -470,7 +510,7 @@ def test_what_is_noted_is_where_the_port_leads(monkeypatch: pytest.MonkeyPatch) 
     made.held = moves
     with pytest.raises(HostKeyRejected):
         tunnel.tunnel(lambda _: made.now, lambda _: None, port=0, opened=opened, runtime=made.runtime)
-    assert found == [(machine(two, made.runtime), 503), (machine(made.now, made.runtime), 503)]
+    assert found == [(made.key_of(machine(now, made.runtime)), 503) for now in (two, made.now)]
 
 
 # fault: serving/endpoint/tunnel.py: if inventory.cluster != cluster: → if False:

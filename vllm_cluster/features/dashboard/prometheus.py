@@ -17,7 +17,7 @@ from vllm_cluster.kernel.laptop import changed_by_others, make_private, meaning,
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import host_port
-from vllm_cluster.serving.endpoint.endpoint import state
+from vllm_cluster.serving.endpoint.endpoint import port_for
 from vllm_cluster.serving.head import at_head, read_key
 from vllm_cluster.wire.reading import RefusedDocument, document
 
@@ -56,6 +56,7 @@ def write_metrics(
 
     Raises:
         PreflightFailed: the cluster is not up.
+        VclusterError: the tunnel in the background leads to an end with another key.
         UsageError: they cannot be written there, or Prometheus would read another's configuration beside the key.
     """
     _ensure_private(folder)
@@ -66,8 +67,8 @@ def write_metrics(
     if target is None and serve is not None and exposed:
         where, reached = host_port(serve.host, serve.port), True
     elif target is None:
-        tunnel = state(inventory, cache).running()
-        where, reached = f"127.0.0.1:{tunnel.port if tunnel else inventory.ports.api}", tunnel is not None
+        tunnel = port_for(inventory, cache, key, runtime=runtime)
+        where, reached = f"127.0.0.1:{tunnel or inventory.ports.api}", tunnel is not None
     else:
         where, reached = target, True
     contents = _contents(inventory.cluster, where, key)

@@ -26,9 +26,9 @@ POLL = 0.05
 
 @dataclass(frozen=True)
 class Detached:
-    """A program in the background: its process, by its start time too as numbers come again; its local port; its head.
+    """A program in the background: its process, by its start time too as numbers come again; and its local port.
 
-    That port leads to this `head`, a machine by where SSH leads, or nowhere.
+    That port leads to an end that has the API key with this id itself, or nowhere.
     """
 
     # No number of a group: of 0 that is one's own.
@@ -36,7 +36,7 @@ class Detached:
     started: str
     port: Port
     # Empty in a note of an earlier version: such a one can be ended alone.
-    head: str = ""
+    key_id: str = ""
 
     @property
     def runs(self) -> bool:
@@ -99,9 +99,9 @@ class State:
         found = self.read()
         return found if found and found.runs else None
 
-    def note_this(self, port: int, head: str) -> None:
+    def note_this(self, port: int, key_id: str) -> None:
         """Note this process, whole or not at all."""
-        mine = Detached(os.getpid(), start_time(os.getpid()) or "", port, head)
+        mine = Detached(os.getpid(), start_time(os.getpid()) or "", port, key_id)
         write_whole(self.path, json.dumps(asdict(mine)), 0o600)
 
     def start(self, words: Sequence[str]) -> Detached:

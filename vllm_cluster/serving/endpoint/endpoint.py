@@ -21,7 +21,7 @@ from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, SOURCE_SECONDS, is_free, tunnel
-from vllm_cluster.serving.head import at_head, first_ready, read_key, replicas_served
+from vllm_cluster.serving.head import at_head, first_ready, key_id, read_key, replicas_served
 from vllm_cluster.wire.status import ServeStatus
 
 FOLDER = "tunnels"
@@ -54,14 +54,17 @@ def state(inventory: Inventory, cache: Path) -> State:
     return State(cache / FOLDER, hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12])
 
 
-def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
+def key(inventory: Inventory, cache: Path, *, runtime: Runtime = SYSTEM) -> str:
     """The API key, from the head.
 
     Raises:
         PreflightFailed: the cluster has none, since it is not up.
+        VclusterError: clients that have the tunnel's port would give it to an end with another key.
     """
     with at_head(inventory, runtime) as head:
-        return read_key(inventory, head)
+        found = read_key(inventory, head)
+    port_for(inventory, cache, found, runtime=runtime)
+    return found
 
 
 def find_endpoint(
@@ -73,7 +76,7 @@ def find_endpoint(
         PreflightFailed: no model is ready, or there is no way to it from here.
     """
     with at_head(inventory, runtime) as head:
-        key, machine = read_key(inventory, head), head.machine
+        key = read_key(inventory, head)
         rows = replicas_served(inventory, head)
         serve = first_ready(rows)
         models = tuple(dict.fromkeys((serve.name, *(one.name for one in rows))))
@@ -94,21 +97,57 @@ def find_endpoint(
     if open_one is None:
         raise _none_is_open(inventory, serve, found.why_ended())
 
+    wanted = key_id(inventory, key, runtime)
+
     def refuse_other() -> None:
         """Refuse the port once its tunnel has ended, as any user may listen there then, and while it leads elsewhere.
 
         Raises:
-            Broken: to another machine than gave this key, until it follows.
+            Broken: to an end with another key, until it follows.
         """
-        now = found.running()
+        now = _to_key(found, wanted)
         if now is None or (now.pid, now.port) != (open_one.pid, open_one.port):
             raise _none_is_open(inventory, serve, found.why_ended())
-        if not machine or now.head != machine:
-            raise Broken(f"it leads to another head than {inventory.head_name}", hint="vcluster endpoint --close")
 
     _ensure_answers(open_one.port, key, serve.name, refuse_other, runtime)
     refuse_other()
     return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one, models)
+
+
+def port_for(inventory: Inventory, cache: Path, key: str, *, runtime: Runtime = SYSTEM) -> int | None:
+    """The port of the tunnel in the background, for who gives this key to it; None where none is open.
+
+    Raises:
+        VclusterError: its end has another key, and it did not follow.
+    """
+    found, wanted, deadline = state(inventory, cache), key_id(inventory, key, runtime), runtime.after(ANSWER_SECONDS)
+    while True:
+        try:
+            now = _to_key(found, wanted)
+            return now.port if now else None
+        except Broken as error:
+            if deadline.left() < TRY_SECONDS:
+                raise _leads_elsewhere("in the background", inventory.cluster, error.message) from None
+        runtime.clock.sleep(TRY_SECONDS)
+
+
+def _to_key(found: State, wanted: str) -> Detached | None:
+    """The tunnel that runs, to whose port the key with this id may go; None where none runs.
+
+    Names do not show where it leads: one in DNS, or behind a ProxyCommand, may lead to another machine than before.
+
+    Raises:
+        Broken: its own end has another key, or it is of an earlier version, which has not looked.
+    """
+    now = found.running()
+    if now and now.key_id != wanted:
+        raise Broken("its end has another API key", hint="vcluster endpoint --close")
+    return now
+
+
+def _leads_elsewhere(where: str, to: str, why: str) -> VclusterError:
+    text = f"the tunnel {where} does not lead to {to}: {why}"
+    return VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
 
 
 def _none_is_open(inventory: Inventory, serve: ServeStatus, why: str) -> PreflightFailed:
@@ -153,8 +192,7 @@ def _ensure_answers(port: int, key: str, model: str, ensure_leads: Callable[[], 
         if good:
             return
         runtime.clock.sleep(min(TRY_SECONDS, deadline.left()))
-    text = f"the tunnel at 127.0.0.1:{port} does not lead to {model}: {why}"
-    raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
+    raise _leads_elsewhere(f"at 127.0.0.1:{port}", model, why)
 
 
 def close(inventory: Inventory, cache: Path) -> bool:
@@ -178,10 +216,10 @@ def be_tunnel(
     """
     noted, ways, alone = state(latest(SOURCE_SECONDS), cache), list[tuple[int, str]](), threading.Lock()
 
-    def opened(port: int, head: str) -> None:
+    def opened(port: int, key_id: str) -> None:
         with alone:
-            ways[:] = [(port, head)]
-            noted.note_this(port, head)
+            ways[:] = [(port, key_id)]
+            noted.note_this(port, key_id)
 
     def keep_note() -> bool:
         """A tunnel whose note is lost could neither be found nor ended."""

@@ -23,7 +23,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.serving.endpoint.relay import Relay
-from vllm_cluster.serving.head import at_head, read_key
+from vllm_cluster.serving.head import at_head, key_id, key_now, read_key
 from vllm_cluster.wire.status import ServeStatus
 
 POLL_SECONDS = 2.0
@@ -50,8 +50,9 @@ def tunnel(
     """Forward the API to this machine's loopback: what breaks is opened again, at the head that the inventory has then.
 
     `latest` gives it, by how many seconds old the answer of another source may be, as that of `hosts_from`.
-    What is away is waited for, for up to an hour; the port is kept. `opened` gets it, and which head it leads to from
-    then on, each time that one is reached; `closing` is called while the port is still held.
+    What is away is waited for, for up to an hour; the port is kept. `opened` gets it, and the id of the key that the
+    end has to which it leads from then on, each time that one is reached, and once its key is another; `closing` is
+    called while the port is still held.
 
     Raises:
         VclusterError: it could not be opened, or not again; or the inventory is of another cluster now.
@@ -67,12 +68,13 @@ def tunnel(
                 with passage_to(inventory, runtime) as passage:
                     patience = runtime.after(RETRY_SECONDS)
                     # Before it leads there: a key for the head that was noted until then never gets to this one.
-                    opened(relay.port, passage.machine)
+                    opened(relay.port, passage.key_id)
                     with relay.leading_to(passage):
                         text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
                         emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
                         was_open, broken = True, False
-                        passage.hold(emit, _watch(inventory, passage.machine, latest, runtime))
+                        moved = _watch(inventory, passage.machine, latest, runtime)
+                        passage.hold(emit, moved, lambda key_id: opened(relay.port, key_id))
             except (HostKeyRejected, AuthenticationFailed):
                 raise
             except (HostError, NodeMissing) as error:  # Docker starts again there, or `up` recreates the head
@@ -123,12 +125,39 @@ def passage_to(inventory: Inventory, runtime: Runtime = SYSTEM) -> Iterator[Pass
         HostError: nothing passes.
     """
     with at_head(inventory, runtime) as head:
-        read_key(inventory, head)
-        passage = Passage(head, inventory.ports.api, lambda: _served(inventory, head))
+        at_end = _KeyAtEnd(inventory, head, runtime)
+        passage = Passage(head, inventory.ports.api, lambda: _served(inventory, head), at_end.key_id)
         try:
             yield passage
         finally:
             passage.close()
+
+
+class _KeyAtEnd:
+    """The key that the end of a connection has itself: names of hosts lead here today and there tomorrow.
+
+    Raises:
+        VclusterError: it has none, or cannot be reached.
+    """
+
+    def __init__(self, inventory: Inventory, head: HostConnection, runtime: Runtime) -> None:
+        self._inventory, self._head, self._runtime = inventory, head, runtime
+        self._key = read_key(inventory, head)
+        self._id = key_id(inventory, self._key, runtime)
+
+    def key_id(self) -> str:
+        """Its id now; the last one while it cannot be read, as while `up` makes the node again: the end is the same."""
+        now = None
+        try:
+            now = key_now(self._inventory, self._head)
+        except Unreachable:
+            raise
+        except VclusterError:
+            pass
+        if now and now != self._key:
+            # Slow on purpose, and this is asked all the time.
+            self._key, self._id = now, key_id(self._inventory, now, self._runtime)
+        return self._id
 
 
 class Passage:
@@ -138,9 +167,16 @@ class Passage:
         HostError: a model is ready there, and nothing passes.
     """
 
-    def __init__(self, head: HostConnection, remote: int, served: Callable[[], ServeStatus | None]) -> None:
-        self._head, self._remote, self._served = head, remote, served
-        self.host, self.machine = head.name, head.machine
+    def __init__(
+        self,
+        head: HostConnection,
+        remote: int,
+        served: Callable[[], ServeStatus | None],
+        key_at_end: Callable[[], str] = str,
+    ) -> None:
+        """`key_at_end` is the id of the key that the head has now."""
+        self._head, self._remote, self._served, self._key_at_end = head, remote, served, key_at_end
+        self.host, self.machine, self.key_id = head.name, head.machine, key_at_end()
         self._place = self._place_of(serve := served())
         address, port = self._place
         self._forward = head.transport.forward(port, 0, remote_host=address)
@@ -157,10 +193,13 @@ class Passage:
     def _leads(self, serve: ServeStatus | None) -> bool:
         return has_front(serve) and answers(self.port)
 
-    def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
+    def hold(
+        self, emit: Emit, ended: Callable[[], bool] = lambda: False, renewed: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Watch the connection and what is behind it until the connection breaks, or it has ended.
 
-        That something answers keeps none open: what `ended` looks at is not the head's to decide.
+        That something answers keeps none open: what `ended` looks at is not the head's to decide. `renewed` gets the
+        id of the head's key once that is another.
 
         Raises:
             ConnectionLost: the connection broke.
@@ -172,6 +211,9 @@ class Passage:
             try:
                 self._head.transport.require_alive()
                 self._follow(emit)
+                if (now := self._key_at_end()) != self.key_id:
+                    self.key_id = now
+                    renewed(now)
             except Unreachable as error:
                 raise ConnectionLost(
                     self._head.name, f"tunnel: {error.detail}", hint="vcluster endpoint --tunnel"

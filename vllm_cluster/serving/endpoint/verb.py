@@ -135,8 +135,9 @@ def _close(session: Session) -> None:
 def _show_key(session: Session, grace: float | None) -> None:
     """Print the key: a new one where the old one has a time for which it is accepted."""
     loaded = session.load()
+    from vllm_cluster.kernel.laptop import cache_folder
+
     if grace is not None:
-        from vllm_cluster.kernel.laptop import cache_folder
         from vllm_cluster.serving.endpoint import rotate as rotation
         from vllm_cluster.serving.hooks import KEY_CHANGED
 
@@ -146,5 +147,5 @@ def _show_key(session: Session, grace: float | None) -> None:
     else:
         from vllm_cluster.serving.endpoint import endpoint as action_of
 
-        found = action_of.key(loaded)
+        found = action_of.key(loaded, cache_folder())
     session.show(lambda: {"v": 1, "key": found}, lambda: out(found))

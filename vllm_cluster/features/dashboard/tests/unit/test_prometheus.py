@@ -40,7 +40,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(module, "at_head", lambda *_: nullcontext())
     monkeypatch.setattr(module, "read_key", lambda *_: KEY)
     monkeypatch.setattr(module, "NodeHandle", lambda *_: node)
-    monkeypatch.setattr(module, "state", lambda *_: SimpleNamespace(running=lambda: here["tunnel"]))
+
+    def port_for(_inventory: object, _cache: object, key: str, **_: object) -> int | None:
+        assert key == KEY  # it is compared with the key at the end of the tunnel
+        found: int | None = here["tunnel"]
+        return found
+
+    monkeypatch.setattr(module, "port_for", port_for)
     return here
 
 
@@ -127,7 +133,7 @@ def test_where_the_metrics_are(
     served: dict[str, Any], tmp_path: Path, *, host: str, tunnel: int, option: str, target: str, reached: bool
 ) -> None:
     served["serve"] = SimpleNamespace(host=host, port=8000) if host else None
-    served["tunnel"] = SimpleNamespace(port=tunnel) if tunnel else None
+    served["tunnel"] = tunnel
     done = written(tmp_path, target=option)
     assert (done.target, done.reached) == (target, reached)
 
