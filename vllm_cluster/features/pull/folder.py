@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from vllm_cluster.features.pull.local_folder import feed, hashed, listed, pull_l
 from vllm_cluster.features.pull.plan import WantedModel, hashing
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.laptop import cache_folder, expanded, real
 from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
 from vllm_cluster.kernel.plan.pull import HubModel, choose_files, unfit_path
@@ -133,7 +135,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
             hint=f"rename that file on {via}",
         )
     chosen, others = choose_files(files)
-    known = KnownHashes(cache_folder(), f"{hosts.facts[via].machine_id}:{path}")
+    known = _known(connection, path)
     same = [replace(file, blob=blob) for file in chosen if (blob := known.find(stamps[file.path]))]
     left, files = [file for file in chosen if file.path not in {one.path for one in same}], []
     if left:
@@ -142,6 +144,12 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         known.keep(stamps[file.path], file.blob)
     known.save()
     return HubModel(wanted.model, "", Url(""), (*same, *files, *others), origin=path)
+
+
+def _known(connection: HostConnection, path: str) -> KnownHashes:
+    """Find what is known of a folder by where SSH leads, and not by what the host reports of itself, as any can."""
+    words = [connection.name, connection.ssh, connection.machine, path]
+    return KnownHashes(cache_folder(), json.dumps(words))
 
 
 def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:

@@ -278,10 +278,10 @@ def test_a_file_that_becomes_another_while_it_is_read_is_named(tmp_path: Path, c
     assert len(sent) <= 2
 
 
-def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
-    """One host whose folders are so, in a cluster with its cache in /models."""
+def fake_hosts(events: list[Event], returncode: int, way: str = "gpu1:22") -> PullHosts:
+    """One host whose folders are so and to which SSH leads so, in a cluster with its cache in /models."""
     transport = SimpleNamespace(run=lambda *_: SimpleNamespace(returncode=returncode))
-    connection = SimpleNamespace(name="gpu1", ssh="ssh gpu1", transport=transport, runtime=SYSTEM)
+    connection = SimpleNamespace(name="gpu1", ssh="ssh gpu1", machine=way, transport=transport, runtime=SYSTEM)
     fleet: Any = SimpleNamespace(connections={"gpu1": connection}, runtime=SYSTEM)
     return PullHosts(world.inventory(1, model_cache="/models"), fleet, world.hosts(1), events.append)
 
@@ -302,6 +302,7 @@ def on_host(
     return find_folder(hosts, wanted_folder(f"gpu1:{path}", "x", "", detach=False), "gpu1"), events
 
 
+# fault: features/pull/folder.py: connection.ssh, connection.machine, path] → path]
 # fault: features/pull/folder.py: (blob := known.find(stamps[file.path])) → (blob := "")
 # fault: kernel/models/on_host/model_cache.py: {seen.st_mtime_ns}:{seen.st_ctime_ns}" → {seen.st_mtime_ns}"
 # fault: kernel/models/on_host/model_cache.py: stamp_of(before) if settled and → stamp_of(before) if
@@ -324,9 +325,9 @@ def test_a_folder_of_a_host_that_was_pulled_before_is_read_only_where_it_changed
         left = iter([*rows, {"end": True, **end}])
         yield SimpleNamespace(next=lambda _: next(left))
 
-    def found() -> list[str]:
+    def found(way: str = "gpu1:22") -> list[str]:
         asks.clear()
-        hosts, wanted = fake_hosts([], 0), wanted_folder(f"gpu1:{folder}", "x", "", detach=False)
+        hosts, wanted = fake_hosts([], 0, way), wanted_folder(f"gpu1:{folder}", "x", "", detach=False)
         model = find_folder(hosts, wanted, "gpu1")
         assert {file.path: file.blob for file in model.files} == {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
@@ -348,6 +349,8 @@ def test_a_folder_of_a_host_that_was_pulled_before_is_read_only_where_it_changed
     weights.write_text("[]")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (found(), found()) == (["model-2.safetensors"], [])
+    # Another host reports the same id of its machine, and the same name in another inventory.
+    assert found("gpu1.of-another-site:22") == every
 
 
 def test_a_folder_of_a_host_that_cannot_be_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
