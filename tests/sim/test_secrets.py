@@ -14,13 +14,15 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import Volume, World, belongs_to_lab
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.hosts.secrets import secret_id
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.kept import secret_ids
 from vllm_cluster.kernel.plan.spec import CLUSTER, SECRET
 from vllm_cluster.serving.cluster.up import FIRST_KEY
-from vllm_cluster.serving.endpoint import endpoint
+from vllm_cluster.serving.endpoint import endpoint, tunnel
 from vllm_cluster.serving.endpoint.rotate import rotate
+from vllm_cluster.serving.head import at_head
 
 # Killed at each call the runs take 30 s of processor time; in CI at every third, so that both kinds of kill alternate.
 STEP = cases(3, 3, 1)
@@ -132,7 +134,7 @@ def test_the_key_moves_with_the_head() -> None:
 
 
 # `vcluster endpoint --rotate 10m`.
-ROTATE = lab.verb(rotate, grace=600)
+ROTATE = lab.verb(lambda *words, **more: rotate(*words, **more)[0], grace=600)
 
 
 def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None:
@@ -179,6 +181,34 @@ def test_a_rotation_that_is_killed_anywhere_leaves_a_key() -> None:
         points += 1
     assert kills > 8
     assert first
+
+
+# fault: serving/head.py: return key_file(content, head.name).key if content else None → return None
+# fault: serving/endpoint/tunnel.py: if now and now != self._key: → if False:
+# fault: serving/endpoint/tunnel.py: if now and now != self._key: → if now != self._key:
+# fault: serving/head.py: return runtime.secret_id(inventory.cluster, NAME, key) → return "one of all"
+def test_a_tunnel_learns_the_key_of_its_end_from_the_key_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its label any host could pass for another cluster's head; a rotation leaves the label as it is."""
+    world, inventory, found = make.world(), make.inventory(2), list[str]()
+
+    def learn(inventory: Inventory, _emit: object, runtime: Runtime) -> None:
+        with at_head(inventory, runtime) as head:
+            end = tunnel._KeyAtEnd(inventory, head, runtime)
+            found.append(end.key_id())
+            rotated.append(lab.succeed(world, inventory, ROTATE).value)
+            found.append(end.key_id())
+            # While `up` makes the node again, the end of the connection is the same.
+            monkeypatch.setattr(tunnel, "key_now", lambda *_: None)
+            found.append(end.key_id())
+
+    rotated = list[str]()
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        before = key(world, inventory)
+        lab.succeed(world, inventory, learn)
+    first, second = (lab.fast_secret_id("lab", "api-key", text) for text in (before, *rotated))
+    assert found == [first, second, second]
+    assert first != second
 
 
 def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -121,8 +122,21 @@ def test_the_last_runs_are_kept_and_found_by_their_inventory(tmp_path: Path) -> 
     mine = debug_log.to_file(tmp_path, "up", "key")
     assert len(debug_log.kept(tmp_path)) == debug_log.MAX_FILES
     assert debug_log.kept(tmp_path, "key") == [mine]
-    hosts = {"gpu1": "10.0.0.1"}
-    assert debug_log.inventory_key("lab", hosts) != debug_log.inventory_key("lab", {"gpu1": "10.0.0.2"})
+
+
+# fault: kernel/debug_log.py: str(path.resolve()) if path else os.getpid() → ""
+# fault: kernel/debug_log.py: str(path.resolve()) if path else os.getpid() → str(path)
+# fault: kernel/debug_log.py: if path else os.getpid() → if path else ""
+def test_the_runs_of_another_site_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cluster has the same name, and its hosts have, too: another ssh_config alone leads elsewhere."""
+    (tmp_path / "link").symlink_to(tmp_path / "a.yaml")
+    a, link, b = (debug_log.inventory_key("lab", tmp_path / name) for name in ("a.yaml", "link", "b.yaml"))
+    assert a == link != b
+    assert a != debug_log.inventory_key("other", tmp_path / "a.yaml")
+    # Of two on standard input nothing else differs.
+    first = debug_log.inventory_key("lab", None)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert first != debug_log.inventory_key("lab", None)
 
 
 def test_a_place_that_cannot_be_written_changes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

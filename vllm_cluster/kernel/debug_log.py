@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -52,9 +52,13 @@ def logged(host: str, carrier: str, what: str, clock: Clock = SYSTEM_CLOCK) -> I
         _CALLS.debug("%s %s %.0f ms: %s -> %s", host, carrier, milliseconds, call.what, call.result)
 
 
-def inventory_key(cluster: str, hosts: Mapping[str, str]) -> str:
-    """A name for these hosts at these destinations: what was sent to others must not get into their bundle."""
-    return hashlib.sha256(json.dumps([cluster, sorted(hosts.items())]).encode()).hexdigest()[:12]
+def inventory_key(cluster: str, path: Path | None) -> str:
+    """A name for the cluster of an inventory file: what was sent to another's hosts must not get into its bundle.
+
+    Not by the hosts: two sites may have the same names for theirs. One on standard input is this run's alone.
+    """
+    words = [cluster, str(path.resolve()) if path else os.getpid()]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
 
 
 def to_file(cache: Path, verb: str, key: str) -> Path | None:

@@ -51,5 +51,15 @@ class KeptOnHead(Protocol):
 
 PULL_FIRST = Hook[MakePull]("pull-first")
 KEPT_ON_HEAD = Hook[KeptOnHead]("kept-on-head")
-# Called with the folder of this machine's caches and the new key; events name what was done.
-KEY_CHANGED = Hook[Callable[[Inventory, Path, str, Emit], None]]("key-changed")
+
+
+class KeyChanged(Protocol):
+    """Renews a rotated key where this machine keeps it, with the folder of its caches; events name what was done.
+
+    Another cluster may have the same name and hosts of the same names: the key `old` alone is of this one.
+    """
+
+    def __call__(self, inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str) -> None: ...
+
+
+KEY_CHANGED = Hook[KeyChanged]("key-changed")

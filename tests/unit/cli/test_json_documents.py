@@ -51,9 +51,9 @@ def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pyte
     monkeypatch.setattr(Session, "load", lambda _: inventory)
     monkeypatch.setattr(action, "key", lambda *_: "abc")
 
-    def rotated_key(_inventory: Inventory, emit: Emit, **_: object) -> str:
+    def rotated_key(_inventory: Inventory, emit: Emit, **_: object) -> tuple[str, str]:
         emit(Event("note", "x"))
-        return "abc"
+        return "abc", "old"
 
     monkeypatch.setattr(rotate, "rotate", rotated_key)
     endpoint.endpoint(key=not rotated, rotate=0.0 if rotated else None, as_json=True)

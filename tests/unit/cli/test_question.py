@@ -146,12 +146,12 @@ def test_a_grace_is_written_as_any_duration(
 ) -> None:
     graces = []
 
-    def rotate(_inventory: object, _emit: object, *, grace: float) -> str:
+    def rotate(_inventory: object, _emit: object, *, grace: float) -> tuple[str, str]:
         graces.append(grace)
-        return "new"
+        return "new", "old"
 
     monkeypatch.setattr("vllm_cluster.serving.endpoint.rotate.rotate", rotate)
-    monkeypatch.setattr("vllm_cluster.features.dashboard.prometheus.renew_keys", lambda *_: None)
+    monkeypatch.setattr("vllm_cluster.features.dashboard.prometheus.renew_keys", lambda *_, **__: None)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
     app(["endpoint", "--rotate", *([given] if given else ())], prog_name="vcluster", standalone_mode=False)
     assert (graces, capsys.readouterr().out) == ([seconds], "new\n")

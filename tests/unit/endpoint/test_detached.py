@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.endpoint import endpoint
 from vllm_cluster.serving.endpoint.detached import Detached, State, start_time
@@ -115,12 +114,12 @@ def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
         other.kill()
 
 
-# fault: serving/endpoint/endpoint.py: for one in (found, State(cache / FOLDER, before))) > 0 → for one in (found,)) > 0
+# fault: serving/endpoint/endpoint.py: for one in (found, before)) > 0 → for one in (found,)) > 0
 # fault: serving/endpoint/detached.py: key_id: str = "" → key_id: str
 def test_one_of_an_earlier_version_is_closed(tmp_path: Path) -> None:
     """It was noted by the hosts of its inventory, and without its head: it stayed open, and no verb found it."""
     inventory = make.inventory(2)
-    earlier = State(tmp_path / "tunnels", debug_log.inventory_key("lab", {"gpu1": "gpu1", "gpu2": "gpu2"}))
+    earlier = State(tmp_path / "tunnels", endpoint.hosts_key(inventory))
     program = (
         "import json, os, signal, sys; from vllm_cluster.serving.endpoint import detached as d; pid = os.getpid()\n"
     )

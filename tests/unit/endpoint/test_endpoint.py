@@ -526,9 +526,9 @@ def test_a_tunnel_ends_once_its_file_is_another_clusters(cache: Path, monkeypatc
     assert not state(INVENTORY, cache).path.exists()
 
 
-# fault: serving/endpoint/endpoint.py: words = [inventory.cluster, → words = [inventory.cluster, *inventory.hosts,
-# fault: serving/endpoint/endpoint.py: str(inventory.path.resolve()) if inventory.path else "" → ""
-# fault: serving/endpoint/endpoint.py: words = [inventory.cluster, → words = [
+# fault: serving/endpoint/endpoint.py: debug_log.inventory_key(inventory.cluster, inventory.path)) → hosts_key(inventory))
+# fault: kernel/debug_log.py: str(path.resolve()) if path else os.getpid() → ""
+# fault: kernel/debug_log.py: words = [cluster, → words = [
 def test_a_tunnel_is_found_by_its_cluster_and_file_whichever_hosts_there_are(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one.yaml", "two.yaml")]
     (link := tmp_path / "link").symlink_to(paths[0])

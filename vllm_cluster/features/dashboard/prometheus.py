@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from vllm_cluster.kernel.debug_log import inventory_key
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -17,7 +16,7 @@ from vllm_cluster.kernel.laptop import changed_by_others, make_private, meaning,
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import host_port
-from vllm_cluster.serving.endpoint.endpoint import port_for
+from vllm_cluster.serving.endpoint.endpoint import hosts_key, port_for
 from vllm_cluster.serving.head import at_head, read_key
 from vllm_cluster.wire.reading import RefusedDocument, document
 
@@ -108,24 +107,24 @@ def _ensure_private(folder: Path) -> None:
         raise UsageError(text, hint=hint)
 
 
-def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
-    """Write a new key into the folders that were made on this machine for this cluster."""
-    for folder in (Path(name) for name, made_for in _folders(cache).items() if made_for == _cluster(inventory)):
+def renew_keys(inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str) -> None:
+    """Write a new key into the folders of this machine that hold the one that it replaces: those are this cluster's.
+
+    Two sites may have one name for their clusters, and the same names for their hosts.
+    """
+    names = (inventory.cluster, hosts_key(inventory))
+    for folder in (Path(name) for name, made_for in _folders(cache).items() if made_for in names):
         path = folder / KEY
-        if not path.is_file():
-            continue
         try:
-            _write(folder, {KEY: key})
+            if _content(path).strip() != old:
+                continue
+            _write(folder, {KEY: new})
             emit(Event("note", f"{path} has the new key too"))
         except UsageError as refused:
             emit(Event("warning", refused.message))
         except OSError as error:
             again = command_line("vcluster", "dashboard", Option("--prometheus"), str(folder))
             emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
-
-
-def _cluster(inventory: Inventory) -> str:
-    return inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
 
 
 def _folders(cache: Path) -> dict[str, str]:
@@ -141,7 +140,7 @@ def _note(inventory: Inventory, cache: Path, folder: Path) -> None:
     """Note where the key is; without a cache a rotated key is not renewed there."""
     with suppress(OSError):
         make_private(cache)
-        known = {**_folders(cache), str(folder.absolute()): _cluster(inventory)}
+        known = {**_folders(cache), str(folder.absolute()): inventory.cluster}
         write_whole(cache / FOLDERS, json.dumps(known))
 
 

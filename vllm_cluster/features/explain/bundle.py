@@ -198,8 +198,8 @@ def _files(
 
 
 def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """What this machine has sent to these hosts in its last runs."""
-    key = inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
+    """What this machine has sent to the hosts of this inventory file in its last runs."""
+    key = inventory_key(inventory.cluster, inventory.path)
     with suppress(OSError, VclusterError):
         for number, path in enumerate(kept(cache_folder(), key)[-MAX_CALL_LOGS:], 1):
             yield f"calls/{number}.log", _last_lines(read_own_file(path, 2 * MAX_BYTES))

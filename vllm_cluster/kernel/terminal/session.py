@@ -65,9 +65,8 @@ class Session:
         """Keep the calls to hosts from here on, where this machine has a place for it."""
         from vllm_cluster.kernel import debug_log
 
-        destinations = {name: host.destination for name, host in inventory.hosts.items()}
         with suppress(VclusterError):
-            key = debug_log.inventory_key(inventory.cluster, destinations)
+            key = debug_log.inventory_key(inventory.cluster, inventory.path)
             self._log = debug_log.to_file(cache_folder(), SETTINGS.verb, key)
         if SETTINGS.verbosity > 1:
             debug_log.to_stderr()

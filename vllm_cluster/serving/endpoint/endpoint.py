@@ -50,8 +50,13 @@ def state(inventory: Inventory, cache: Path) -> State:
 
     Not by its hosts: once one left or joined, no verb would find a tunnel that is open.
     """
-    words = [inventory.cluster, str(inventory.path.resolve()) if inventory.path else ""]
-    return State(cache / FOLDER, hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12])
+    return State(cache / FOLDER, debug_log.inventory_key(inventory.cluster, inventory.path))
+
+
+def hosts_key(inventory: Inventory) -> str:
+    """The name that an earlier version had for a cluster in what it kept on this machine: its hosts' own names."""
+    hosts = sorted((name, one.destination) for name, one in inventory.hosts.items())
+    return hashlib.sha256(json.dumps([inventory.cluster, hosts]).encode()).hexdigest()[:12]
 
 
 def key(inventory: Inventory, cache: Path, *, runtime: Runtime = SYSTEM) -> str:
@@ -198,12 +203,10 @@ def _ensure_answers(port: int, key: str, model: str, ensure_leads: Callable[[], 
 def close(inventory: Inventory, cache: Path) -> bool:
     """End the tunnel in the background, and remove all that was noted of it; whether one was open."""
     found = state(inventory, cache)
-    # The name by which an earlier version noted it: no verb would find the one that is open.
-    before = debug_log.inventory_key(
-        inventory.cluster, {name: one.destination for name, one in inventory.hosts.items()}
-    )
+    # No verb would find one of an earlier version that is open.
+    before = State(cache / FOLDER, hosts_key(inventory))
     with found.locked():
-        return sum(one.end() for one in (found, State(cache / FOLDER, before))) > 0
+        return sum(one.end() for one in (found, before)) > 0
 
 
 def be_tunnel(

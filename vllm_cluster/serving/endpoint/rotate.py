@@ -34,8 +34,8 @@ NAME = "api-key"
 TRY_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 20.0, 10.0, 0.5
 
 
-def rotate(inventory: Inventory, emit: Emit, *, grace: float = 0.0, runtime: Runtime = SYSTEM) -> str:
-    """Give the cluster a new API key, which is returned; those before are refused after `grace` seconds.
+def rotate(inventory: Inventory, emit: Emit, *, grace: float = 0.0, runtime: Runtime = SYSTEM) -> tuple[str, str]:
+    """Give the cluster a new API key; returns it and the one before, which is refused after `grace` seconds.
 
     Raises:
         UsageError: the inventory gives the key.
@@ -64,7 +64,7 @@ def rotate(inventory: Inventory, emit: Emit, *, grace: float = 0.0, runtime: Run
         # The lease is given back: it only looks, and others need not wait for it.
         seen = _tried(node, made, before.key, refused=not grace, runtime=runtime)
     emit(Event("result", f"The API key is new. {_of_old_keys(now, grace, seen=seen)}"))
-    return made
+    return made, before.key
 
 
 def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runtime) -> bool:

@@ -141,9 +141,9 @@ def _show_key(session: Session, grace: float | None) -> None:
         from vllm_cluster.serving.endpoint import rotate as rotation
         from vllm_cluster.serving.hooks import KEY_CHANGED
 
-        found = rotation.rotate(loaded, session.progress, grace=grace)
+        found, old = rotation.rotate(loaded, session.progress, grace=grace)
         for renew in KEY_CHANGED.given():
-            renew(loaded, cache_folder(), found, session.progress)
+            renew(loaded, cache_folder(), session.progress, old=old, new=found)
     else:
         from vllm_cluster.serving.endpoint import endpoint as action_of
 

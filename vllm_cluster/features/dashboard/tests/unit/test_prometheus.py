@@ -25,6 +25,8 @@ from vllm_cluster.features.dashboard import prometheus as module
 from vllm_cluster.features.dashboard.prometheus import MetricsFiles, renew_keys, write_metrics
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.endpoint.endpoint import hosts_key
 
 REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
 SAMPLES = [sample for family in text_string_to_metric_families(REAL) for sample in family.samples]
@@ -53,6 +55,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def written(folder: Path, **options: Any) -> MetricsFiles:
     """Write the files."""
     return write_metrics(make.inventory(1), folder / "cache", folder / "monitoring", **options)
+
+
+# fault: features/dashboard/prometheus.py: names = (inventory.cluster, hosts_key(inventory)) → names = (inventory.cluster,)
+def test_a_folder_that_an_earlier_version_noted_gets_its_new_key(served: dict[str, Any], tmp_path: Path) -> None:
+    """By the hosts that the cluster had."""
+    written(tmp_path)
+    folder, noted = tmp_path / "monitoring", tmp_path / "cache" / module.FOLDERS
+    noted.write_text(json.dumps({str(folder): hosts_key(make.inventory(1))}))
+    renew(make.inventory(1), tmp_path, [], KEY, "sk-new")
+    assert (folder / "api-key").read_text() == "sk-new"
 
 
 def load(folder: Path, name: str) -> Any:
@@ -99,23 +111,34 @@ def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str,
     assert (done.target, done.reached, done.kept) == ("127.0.0.1:8000", False, ())
 
 
+def renew(inventory: Inventory, folder: Path, events: list[Event], old: str, new: str) -> None:
+    """Rotate the key from the old one to the new one."""
+    renew_keys(inventory, folder / "cache", events.append, old=old, new=new)
+
+
+# fault: features/dashboard/prometheus.py: if _content(path).strip() != old: → if False:
+# fault: features/dashboard/prometheus.py: if made_for in names) → )
+# fault: features/dashboard/prometheus.py: str(folder.absolute()): inventory.cluster} → str(folder.absolute()): hosts_key(inventory)}
 def test_a_rotated_key_is_renewed_where_it_was_written(served: dict[str, Any], tmp_path: Path) -> None:
     """In the folders of this cluster alone, also beside others' files; one that cannot be written is reported."""
     written(tmp_path)
     events: list[Event] = []
     key = tmp_path / "monitoring" / "api-key"
-    renew_keys(make.inventory(2), tmp_path / "cache", "sk-of-another-cluster", events.append)
+    # A cluster of another name; and one of the same name, whose key was another.
+    renew(make.inventory(1, cluster="other"), tmp_path, events, KEY, "sk-of-another-cluster")
+    renew(make.inventory(1), tmp_path, events, "sk-of-another-site", "sk-new-of-another-site")
     assert (key.read_text(), events) == (KEY, [])
-    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    # A host has joined since.
+    renew(make.inventory(2), tmp_path, events, KEY, "sk-new")
     assert (key.read_text(), key.stat().st_mode & 0o777) == ("sk-new", 0o600)
     assert events[-1].text == f"{key} has the new key too"
     (key.parent / f".api-key.{os.getpid()}.new").mkdir()
-    renew_keys(make.inventory(1), tmp_path / "cache", "sk-newer", events.append)
+    renew(make.inventory(1), tmp_path, events, "sk-new", "sk-newer")
     assert (events[-1].kind, key.read_text()) == ("warning", "sk-new")
     assert events[-1].text.endswith(f"vcluster dashboard --prometheus {key.parent}")
     # What was removed is not made again.
     shutil.rmtree(key.parent)
-    renew_keys(make.inventory(1), tmp_path / "cache", "sk-newest", events.append)
+    renew(make.inventory(1), tmp_path, events, "sk-new", "sk-newest")
     assert (len(events), key.parent.exists()) == (2, False)
 
 
@@ -176,7 +199,7 @@ def test_no_key_is_put_beside_a_configuration_that_came_with_the_folder(served: 
 def test_nothing_is_written_behind_a_link_of_the_folder(served: dict[str, Any], tmp_path: Path) -> None:
     theirs, link, events = tmp_path / "of another program", tmp_path / "monitoring", list[Event]()
     theirs.mkdir()
-    (theirs / "api-key").write_text("of another program")
+    (theirs / "api-key").write_text(KEY)
     link.symlink_to(theirs)
     with pytest.raises(UsageError, match=r"monitoring is a link to .*: nothing is written behind it") as refused:
         written(tmp_path)
@@ -185,9 +208,9 @@ def test_nothing_is_written_behind_a_link_of_the_folder(served: dict[str, Any], 
     written(tmp_path)
     shutil.rmtree(link)
     link.symlink_to(theirs)
-    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    renew(make.inventory(1), tmp_path, events, KEY, "sk-new")
     assert [(one.kind, "is a link" in one.text) for one in events] == [("warning", True)]
-    assert [(path.name, path.read_text()) for path in theirs.iterdir()] == [("api-key", "of another program")]
+    assert [(path.name, path.read_text()) for path in theirs.iterdir()] == [("api-key", KEY)]
 
 
 # fault: features/dashboard/prometheus.py: if theirs := changed_by_others(folder): → if theirs := None:
@@ -211,7 +234,7 @@ def test_no_key_is_written_where_others_may_change_what_prometheus_reads(
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == 0o755
     folder.chmod(0o757)
-    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    renew(make.inventory(1), tmp_path, events, KEY, "sk-new")
     assert [(one.kind, "other users may change" in one.text) for one in events] == [("warning", True)]
     assert (folder / "api-key").read_text() == KEY
 
