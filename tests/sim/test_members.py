@@ -439,7 +439,7 @@ def test_up_waits_for_the_roll_and_names_who_is_not_on_it() -> None:
     with lab.inside(world):
         failed: Any = lab.run(world, inventory, lab.do_up)
         assert isinstance(failed.error, NodesNotJoined), failed.story()
-        assert "gpu2: its node is not on the roll" in failed.error.message
+        assert "gpu2: its node has not joined" in failed.error.message
         world.machines["gpu2"].off_roll = False
         lab.succeed(world, inventory, lab.do_up)
 

@@ -233,3 +233,23 @@ def test_a_banned_word_is_found(text: str, word: str | None) -> None:
 )
 def test_a_banned_word_of_a_name_is_found(name: str, word: str | None) -> None:
     assert wrong_name(name) == word
+
+
+# fault: kernel/plan/node_status.py: its node has not joined → its node is not on the roll
+def test_no_text_for_people_names_the_roll() -> None:
+    """The list of the nodes that are here has that name in the code alone: for users a node has joined, or has not."""
+    described = {
+        id(node.body[0].value)
+        for path in MODULES
+        for node in nodes(path)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.body and isinstance(node.body[0], ast.Expr)
+    }
+    found = [
+        f"{room(path)}:{node.lineno}: {node.value!r}"
+        for path in MODULES
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described
+        if re.search(r"\b[Rr]oll\b", node.value) and " " in node.value.strip()
+    ]
+    assert found == []

@@ -79,7 +79,7 @@ LISTENERS = (
         ("kernel/backends/vllm.py",),
     ),
     Listener(
-        "Roll of the nodes",
+        "List of the nodes that have joined",
         ("up",),
         "the head",
         _PRIVATE,

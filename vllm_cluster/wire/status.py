@@ -82,7 +82,7 @@ class GroupStatus:
     @property
     def who(self) -> str:
         """What joins the nodes, for people."""
-        return "Ray" if self.witnessed else "the roll"
+        return "Ray" if self.witnessed else "the node program"
 
     @property
     def witnessed(self) -> bool:

@@ -168,7 +168,7 @@ def test_the_roll_has_an_end(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> N
         nodes.dial().hello(f"gpu{number}", f"10.0.0.{number}")
     nodes.become(gpu2="here", gpu3="here", gpu4="here")
     nodes.dial().hello("gpu5", "10.0.0.5")
-    eventually(lambda: "the roll is full (4 nodes)" in nodes.status.error, "the refusal")
+    eventually(lambda: "the list of nodes is full (4 nodes)" in nodes.status.error, "the refusal")
     assert "gpu5" not in nodes.states()
 
 
@@ -188,7 +188,7 @@ def test_a_host_that_was_taken_over_fills_no_place_of_another(
     nodes.become(gpu2="here")
     for number in (3, 4, 5, 6):
         nodes.dial(f"127.0.1.{number}").hello(f"x{number}", f"10.0.0.{number}")
-    eventually(lambda: "the roll is full (4 nodes)" in nodes.status.error, "the refusal", SOON)
+    eventually(lambda: "the list of nodes is full (4 nodes)" in nodes.status.error, "the refusal", SOON)
     honest = nodes.dial("127.0.0.5")
     honest.hello("gpu5", "10.0.0.5" if planned else "127.0.0.5")
     eventually(lambda: nodes.states().get("gpu5") == "here", "the node", SOON)

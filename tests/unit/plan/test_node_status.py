@@ -158,7 +158,7 @@ def test_who_is_not_here_by_the_roll() -> None:
     assert absent(convert(Roll, {"nodes": nodes}, "gpu1"), planned) == {
         "gpu2": "its node sends no beat",
         "gpu3": "its node has gone",
-        "gpu4": "its node is not on the roll",
+        "gpu4": "its node has not joined",
     }
     assert absent(None, planned) == {}
 

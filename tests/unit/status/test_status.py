@@ -46,7 +46,7 @@ def test_a_node_that_sends_no_beat_is_named_beside_what_ray_counts() -> None:
     found = assemble(
         inventory, {"gpu1": replace(head, status=without), "gpu2": replace(head, role="worker", status=without)}
     )
-    assert found.hosts[1].problem == "the roll reports 0 of 8 GPUs; its node sends no beat"
+    assert found.hosts[1].problem == "the head reports 0 of 8 GPUs; its node sends no beat"
 
 
 # fault: serving/status/render.py: if node.state != "here"} → if node.state == "here"}

@@ -140,7 +140,7 @@ class Ports(_Section):
     dashboard_agent: Port = Field(6382, description="Ray's dashboard agent, HTTP.")
     runtime_env_agent: Port = Field(6383, description="Ray's runtime environment agent.")
     pull: Port = Field(6384, description="Models and images from host to host, while one is pulled or pushed.")
-    nodes: Port = Field(6386, description="The roll of the nodes, on the head.")
+    nodes: Port = Field(6386, description="The list of the nodes that have joined, on the head.")
     master: Port = Field(29501, description="Where vLLM's processes of several hosts meet without Ray, on the head.")
     data_parallel: Port = Field(29550, description="Where the engines of --dp meet, on the head.")
     replicas: Port = Field(8100, description="First port of replicas that other hosts than the head lead.")

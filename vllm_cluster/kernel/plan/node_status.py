@@ -99,7 +99,7 @@ def absent(roll: Roll | None, planned: Mapping[str, str]) -> dict[str, str]:
     states = {node.address: node.state for node in roll.nodes}
     words = {"silent": "its node sends no beat", "gone": "its node has gone"}
     found = {name: states.get(address, "") for address, name in planned.items()}
-    return {name: words.get(state, "its node is not on the roll") for name, state in found.items() if state != "here"}
+    return {name: words.get(state, "its node has not joined") for name, state in found.items() if state != "here"}
 
 
 def last_words(group: GroupStatus) -> str:

@@ -182,7 +182,7 @@ class HeadRoll:
                 self._error = f"{self._place[0]}:{self._place[1]} (ports.nodes): {error.strerror or error}"
             except Exception as fault:
                 log_line("roll", traceback.format_exc())
-                self._error = f"the roll begins again after a fault: {type(fault).__name__}"
+                self._error = f"the list of nodes begins again after a fault: {type(fault).__name__}"
             self._show()
             self._over.wait(RETRY)
 
@@ -291,7 +291,7 @@ class HeadRoll:
             return f"{who}: it is not of this cluster, and another node is here from the same address"
         claims = [one.claim(self._members) for one in others if not one.meets(hello)]
         if len(claims) + 1 >= MAX_ROWS and min(claims) >= claim:
-            return f"{who}: the roll is full ({MAX_ROWS} nodes)"
+            return f"{who}: the list of nodes is full ({MAX_ROWS} nodes)"
         return ""
 
     def _keeps(self, key: tuple[str, str], row: Row, hello: Hello, claim: tuple[bool, int]) -> bool:

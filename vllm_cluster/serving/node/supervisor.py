@@ -307,8 +307,8 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for role in ("head", "worker"):
         command = commands.add_parser(role)
-        command.add_argument("argv", nargs="*", help="-- the command that joins the nodes; none: the roll does")
-        command.add_argument("--roll", required=True, type=place, help="host:port where the head keeps the roll")
+        command.add_argument("argv", nargs="*", help="-- the command that joins the nodes; none: the head's list does")
+        command.add_argument("--roll", required=True, type=place, help="host:port where the head lists the nodes")
         command.add_argument("--name", required=True, help="this host, as the inventory names it")
         command.add_argument("--address", required=True)
         command.add_argument("--gpus", required=True, type=int)

@@ -61,7 +61,7 @@ class WorkerRoll:
                 self._set_error(f"{self._head[0]}:{self._head[1]} (ports.nodes): {why}")
             except Exception as bug:
                 log_line("roll", traceback.format_exc())
-                self._set_error(f"the way to the roll begins again after a fault: {type(bug).__name__}")
+                self._set_error(f"the way to the head begins again after a fault: {type(bug).__name__}")
             self._over.wait(RETRY)
 
     def _dial(self) -> socket.socket:
