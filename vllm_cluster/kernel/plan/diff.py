@@ -204,6 +204,6 @@ def _node(spec: ContainerSpec, facts: HostFacts, reason: _Reason, new_head: bool
     if container.state == "exited":
         return (StartNode(spec.host, container.id, container.name, "stopped"),)
     if container.state == "paused" or new_head:
-        why = "paused" if container.state == "paused" else "the head was recreated"
+        why = "paused" if container.state == "paused" else "its head is recreated"
         return (RestartNode(spec.host, container.id, container.name, why),)
     return ()
