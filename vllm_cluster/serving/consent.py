@@ -11,6 +11,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.program import python, read_message
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.kept import left_by_head
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
@@ -130,6 +131,7 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet, heads: 
     if not (nodes or written):
         return left
     found = served_by(plan.cluster, containers, fleet, heads)
+    found = replace(found, unknown=found.unknown or left_by_head(plan.cluster, facts[plan.head]))
     wanted = read_order(written.encode()).deployments if written else None
     # An order is also written where only what is served in its place changes.
     stay = None if wanted is None else {one.generation for one in wanted}

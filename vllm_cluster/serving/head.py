@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vllm_cluster.kernel.checks.docker import warn_of_foreign
-from vllm_cluster.kernel.checks.finding import ensure_no_errors
+from vllm_cluster.kernel.checks.own import require_own
 from vllm_cluster.kernel.errors import HostError, NodeMissing, PreflightFailed
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import observe, usable
@@ -50,10 +49,10 @@ def read_key(inventory: Inventory, head: HostConnection) -> str:
 
     Raises:
         HostError: its Docker cannot be used, or there is no key in the file.
-        PreflightFailed: its node is missing, or of another cluster.
+        PreflightFailed: its node is missing, of another cluster, or a worker.
     """
     facts = usable(observe(inventory, head))
-    ensure_no_errors(list(warn_of_foreign(inventory, {head.name: facts})))
+    require_own(inventory, facts)
     identity = kept_secrets(inventory, {head.name: facts}).get(NAME)
     if identity is None or node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from vllm_cluster.kernel.checks.docker import warn_of_foreign
+from vllm_cluster.kernel.checks.own import require_own
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import MAX_FILE
-from vllm_cluster.kernel.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
+from vllm_cluster.kernel.errors import CommandFailed, HostError, NodeMissing, VclusterError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -204,11 +204,10 @@ def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
     Raises:
         HostError: the host or its Docker does not answer.
         NodeMissing: there is no such node.
-        PreflightFailed: it is of another cluster.
+        PreflightFailed: it is of another cluster, or a worker on the inventory's head.
     """
     facts = connect_and_observe(inventory, connection)
-    for finding in warn_of_foreign(inventory, {connection.name: facts}):
-        raise PreflightFailed(f"{finding.host}: {finding.message}", hint=finding.fix)
+    require_own(inventory, facts)
     if node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")
     return NodeHandle(connection, inventory.cluster)

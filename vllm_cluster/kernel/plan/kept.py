@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.identity import authority, is_volume_name, node_of
-from vllm_cluster.kernel.plan.spec import ID, SECRET, secrets_volume
+from vllm_cluster.kernel.plan.spec import ID, SECRET, secrets_volume, state_volume
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory
+
+
+STARTED_AGAIN = "what was asked for is kept in its volume, and vcluster up starts it again"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,17 @@ def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[s
     for holder in find_holders(inventory, facts):
         found = {**holder.ids, **found}
     return found
+
+
+def left_by_head(cluster: str, facts: HostFacts) -> str:
+    """Why it is not known what is served where the head's node is gone and has left what it was asked for; else empty.
+
+    A worker leaves a volume of state too, but no API key.
+    """
+    had_key = any("api-key" in secret_ids(labels) for labels in facts.volumes.values())
+    if node_of(cluster, facts) or state_volume(cluster) not in facts.volumes or not had_key:
+        return ""
+    return f"the head's node is gone; {STARTED_AGAIN}"
 
 
 def secret_ids(labels: Mapping[str, str]) -> dict[str, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from vllm_cluster.kernel.checks.docker import engine_problem, warn_of_foreign
+from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import ensure_no_errors
-from vllm_cluster.kernel.errors import HostError, PreflightFailed
+from vllm_cluster.kernel.checks.own import require_own
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -16,7 +17,7 @@ from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
+from vllm_cluster.kernel.plan.spec import CLUSTER, node_name
 from vllm_cluster.kernel.text import duration
 from vllm_cluster.serving.ask_head import ask_head
 from vllm_cluster.serving.consent import Confirm, Consent
@@ -89,11 +90,8 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     problem = engine_problem(facts)
     # Beside a node of its own another cluster is not in the way; where there is none, it is what was meant by mistake.
     looked_at = replace(facts, containers=own) if own else facts
-    for container in own:
-        if container.labels.get(ROLE) == "worker":
-            text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"
-            raise PreflightFailed(text, hint="set head: to that host in the inventory, or:\nvcluster up")
-    ensure_no_errors([problem] if problem else list(warn_of_foreign(inventory, {facts.host: looked_at})))
+    ensure_no_errors([problem] if problem else [])
+    require_own(inventory, looked_at)
     return own[0] if own else None
 
 

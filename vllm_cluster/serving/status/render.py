@@ -110,7 +110,7 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
         if not replicas and serve.backend == "mp" and len(serve.ranks) > 1:
             yield f"ranks: {', '.join(_ranks(serve, names))}"
     else:
-        why = (status.head.group.error if status.head else None) or "no status from the head"
+        why = (status.head.group.error if status.head else status.unknown) or "no status from the head"
         yield "No model is being served." if status.served is False else f"served model: unknown: {why}"
     if status.changed:
         yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.user}: {status.changed.summary}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.own import worker_for_head
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
     DockerError,
@@ -28,6 +29,7 @@ from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import found_gpus, intent
 from vllm_cluster.kernel.plan.diff import other_program
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, find_foreign, node_of
+from vllm_cluster.kernel.plan.kept import STARTED_AGAIN, left_by_head
 from vllm_cluster.kernel.plan.members import Record, former, record_of
 from vllm_cluster.kernel.plan.node_status import absent, last_words
 from vllm_cluster.kernel.plan.spec import ROLE, node_name, stored_spec
@@ -69,6 +71,7 @@ class ClusterStatus:
     """The whole: up is true only when every node runs and Ray counts exactly the GPUs of all hosts.
 
     `now` is the head's clock, by which the times of its status are meant; `changed` is the last change of the cluster.
+    `unknown` is why it is not known what is served, where no node of the head can be asked; empty: none would know.
     """
 
     cluster: str
@@ -80,6 +83,7 @@ class ClusterStatus:
     head_state: str = RUNNING
     now: float | None = None
     changed: AuditEntry | None = None
+    unknown: str = ""
 
     @property
     def summary(self) -> str:
@@ -97,7 +101,7 @@ class ClusterStatus:
             if self.head.serve is None and self.head.group.state == "unknown":
                 return None
             return self.head.serve is not None
-        return False if self.head_state in (MISSING, STOPPED) else None
+        return False if self.head_state in (MISSING, STOPPED) and not self.unknown else None
 
     @property
     def ready(self) -> bool:
@@ -147,13 +151,13 @@ def look_at_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYST
     return assemble(inventory, rows | {name: unseen(error) for name, error in failures.items()})
 
 
-def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
+def assemble(inventory: Inventory, given: Mapping[str, HostState]) -> ClusterStatus:
     """The whole, by what was found on each host."""
-    rows = dict(rows)
+    rows = dict(given)
     facts = {name: row.facts for name, row in rows.items() if row.facts}
     for other in find_foreign(inventory, facts):
         rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text, fix="")
-    first = rows[inventory.head_name]
+    first, unserved = _head_of(inventory, rows, given[inventory.head_name])
     found = record_of(inventory, facts)
     record = found.record if found else None
     expected = {member.name: member.gpus for member in record.members} if record else {}
@@ -180,7 +184,27 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
         first.state,
         first.facts.clock if first.facts else None,
         first.changed,
+        unserved,
     )
+
+
+def _head_of(inventory: Inventory, rows: dict[str, HostState], found: HostState) -> tuple[HostState, str]:
+    """What the inventory's head is worth as the head, and why what is served is not known, where that is so.
+
+    A worker there knows neither who has joined nor what is served; its row shows whose it is, as it was `found`.
+    """
+    name, cluster = inventory.head_name, inventory.cluster
+    if worker := worker_for_head(inventory, found.facts) if found.facts else None:
+        rows[name] = replace(found, status=None, problem=worker.message, fix=worker.fix)
+        return replace(rows[name], state=UNKNOWN), f"{name} is a worker, and not the head"
+    head = rows[name]
+    if head.state == STOPPED:
+        return head, f"the head's node does not run; {STARTED_AGAIN}"
+    if head.state != MISSING or head.facts is None:
+        return head, ""
+    others = any(row.facts and node_of(cluster, row.facts) for row in rows.values())
+    missing = "the head's node is missing, and other hosts have nodes" if others else ""
+    return head, left_by_head(cluster, head.facts) or missing
 
 
 def look_at_host(inventory: Inventory, connection: HostConnection) -> HostState:
@@ -281,8 +305,9 @@ def _host(
             fix = fix or _restart_line(inventory, name)
         fix = fix or ("vcluster explain" if group.error else "")
     elif group and counted is not None and counted != gpus:
-        who = head.status.group.who if head.status else "the roll"
-        problem, way = _other_number(inventory, name, row, f"{who} reports {counted} of {gpus} GPUs", gpus)
+        who = "Ray" if head.status and head.status.group.witnessed else "the head"
+        text = f"{who} reports {counted} of {gpus} GPUs" if head.status else f"the head's node is {head.state}"
+        problem, way = _other_number(inventory, name, row, text, gpus)
         problems.append(problem)
         fix = fix or way
     elif row.state == STARTING:

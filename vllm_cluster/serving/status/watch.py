@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.kernel.checks.docker import warn_of_foreign
+from vllm_cluster.kernel.checks.own import not_own
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -133,7 +133,7 @@ class _WatchedHost:
     def _read(self) -> None:
         """Look at the host, and take the samples of its node where one runs."""
         state = look_at_host(self._inventory, self._connection)
-        sampled = state.state in (RUNNING, STARTING) and _of_this_cluster(self._inventory, self.name, state)
+        sampled = state.state in (RUNNING, STARTING) and _of_this_cluster(self._inventory, state)
         if not sampled or self.last is None:
             self.last = _Look(state)
         if sampled:
@@ -173,9 +173,9 @@ class _WatchedHost:
         return replace(state, state=here, status=status, age=age, facts=facts, changed=changed)
 
 
-def _of_this_cluster(inventory: Inventory, host: str, state: HostState) -> bool:
+def _of_this_cluster(inventory: Inventory, state: HostState) -> bool:
     """Whether the node there is of this cluster: another team's is not asked."""
-    return state.facts is not None and not list(warn_of_foreign(inventory, {host: state.facts}))
+    return state.facts is not None and not not_own(inventory, state.facts)
 
 
 def _request(status: NodeStatus | None) -> int | None:
