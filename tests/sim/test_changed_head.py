@@ -1,4 +1,4 @@
-"""`head:` was changed in the inventory, or the head's node was removed, and no `up` has run since."""
+"""`head:` or an address was changed in the inventory, or the head's node was removed, and no `up` has run since."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ def test_a_worker_of_a_head_that_is_not_in_the_inventory_is_of_another_cluster(w
     assert "set head:" not in text
 
 
-# fault: serving/status/status.py: return replace(rows[name], state=UNKNOWN), → return rows[name],
 # fault: serving/status/status.py: rows[name] = replace(found, status=None, → rows[name] = replace(found,
 @pytest.mark.parametrize("away", [(), ("gpu1",)], ids=["all answer", "the head of before is away"])
 def test_status_takes_no_worker_for_the_head(world: World, away: tuple[str, ...]) -> None:
@@ -108,6 +107,7 @@ def test_status_takes_no_worker_for_the_head(world: World, away: tuple[str, ...]
     assert not any(words in text for words in ("No model", "Ray reports", "has not joined", "another cluster"))
 
 
+# fault: serving/status/status.py: return replace(rows[name], state=UNKNOWN), → return rows[name],
 def test_a_stopped_worker_is_not_taken_for_the_head(world: World) -> None:
     box = world.machines["gpu2"].box("vcluster-lab")
     assert box
@@ -136,7 +136,7 @@ def _stop(world: World) -> None:
     world.stop(world.machines["gpu1"], box, gently=False, code=1)
 
 
-KEPT = "what was asked for is kept in its volume, and vcluster up starts it again"
+KEPT = "what was asked for is kept in its volume, and up starts it again"
 
 
 # fault: serving/status/status.py: return False if self.head_state in (MISSING, STOPPED) and not self.unknown else → return False if self.head_state in (MISSING, STOPPED) else
@@ -180,9 +180,23 @@ def test_up_does_not_ask_as_if_no_model_were_served(world: World) -> None:
     assert found.served
 
 
+# fault: serving/serve/stop.py: if not own and (left := left_by_head( → if False and (left := left_by_head(
+def test_stop_does_not_report_as_stopped_what_up_would_start_again(world: World) -> None:
+    _remove(world)
+    assert f"gpu1: the head's node is gone; {KEPT}" in refusal(lab.run(world, WAS, lab.do_stop))
+
+
 # fault: kernel/plan/diff.py: "its head is recreated" → "the head was recreated"
 def test_what_is_still_to_come_is_not_called_done(world: World) -> None:
     _remove(world)
     text = refusal(lab.run(world, WAS, lab.do_serve))
     assert "gpu1: the node is missing" in text
     assert "gpu2: the node must be restarted (its head is recreated)" in text
+
+
+# fault: serving/status/status.py: if spec and spec.address != address: → if False:
+def test_a_node_at_another_address_than_the_inventorys_is_named(world: World) -> None:
+    """It was a host without a name, and the remedy the `up` that refuses it."""
+    _, text = look(world, make.inventory(2, {"gpu2": {"address": "10.0.0.9"}}))
+    assert "gpu2: its node is at 10.0.0.2, and the inventory has 10.0.0.9" in text
+    assert "\n  vcluster up" not in text

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory
 
 
-STARTED_AGAIN = "what was asked for is kept in its volume, and vcluster up starts it again"
+STARTED_AGAIN = "what was asked for is kept in its volume, and up starts it again"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import ensure_no_errors
 from vllm_cluster.kernel.checks.own import require_own
-from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.errors import HostError, NodeMissing
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -17,6 +17,7 @@ from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.kept import left_by_head
 from vllm_cluster.kernel.plan.spec import CLUSTER, node_name
 from vllm_cluster.kernel.text import duration
 from vllm_cluster.serving.ask_head import ask_head
@@ -46,6 +47,7 @@ def stop_serving(
     Raises:
         Aborted, UsageError: the stop of what is served was not confirmed; or it is not known which is meant.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
+        NodeMissing: it is gone, and what is to be stopped is kept for the next one.
     """
     consent = Consent(confirm, inventory.cluster)
     with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
@@ -92,6 +94,8 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     looked_at = replace(facts, containers=own) if own else facts
     ensure_no_errors([problem] if problem else [])
     require_own(inventory, looked_at)
+    if not own and (left := left_by_head(inventory.cluster, facts)):
+        raise NodeMissing(f"{facts.host}: {left}", hint="vcluster up\nvcluster stop")
     return own[0] if own else None
 
 

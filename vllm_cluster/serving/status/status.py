@@ -333,7 +333,10 @@ def _restart_line(inventory: Inventory, host: str) -> str:
 def _other_number(inventory: Inventory, name: str, row: HostState, text: str, gpus: int | None) -> tuple[str, str]:
     """The problem of a host of whose GPUs another number has joined, and its fix; `text` is who reports how many."""
     node = node_of(inventory.cluster, row.facts) if row.facts else None
-    spec = stored_spec(node.labels) if node else None
+    spec, address = stored_spec(node.labels) if node else None, inventory.hosts[name].address
+    if spec and spec.address != address:
+        # A wrong address is refused by `plan`, and by a right one the node is made again.
+        return f"its node is at {spec.address}, and the inventory has {address}", "vcluster plan"
     if spec is None or gpus is None or spec.gpu_count <= gpus or spec.intent != intent(inventory.hosts[name]):
         return text, "vcluster up"
     # `up` keeps a node where less is found than when it was made: what was lost may come back.
