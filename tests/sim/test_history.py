@@ -184,7 +184,7 @@ def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) ->
 
 
 # fault: kernel/node/history.py: reversed(lines) if line.generation not in served] → reversed(lines)]
-# fault: serving/serve/rollback.py: if last is None: → if True:
+# fault: serving/serve/rollback.py: if last: → if False:
 def test_a_model_without_an_earlier_request_is_refused_with_what_was_ready_last() -> None:
     """Another model was ready before it: a number of the history goes back to that."""
     inventory = make.inventory(2, backend="mp")

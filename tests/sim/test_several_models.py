@@ -262,3 +262,37 @@ def test_the_model_to_measure_is_named_where_there_are_two(served: World) -> Non
     fail_other(served)
     assert of(ONE)[0] == ONE
     assert isinstance(of(OTHER), PreflightFailed)
+
+
+# fault: serving/serve/rollback.py: [*((one,) for one in names), names] if names else () → ()
+# fault: serving/serve/rollback.py: [*((one,) for one in names), names] if → [names] if
+def test_a_rollback_without_room_has_the_commands_that_make_it() -> None:
+    """Of two models beside it one ends, and it is back on the GPUs that it had."""
+    world, inventory = make.world((2, 2, 1)), make.inventory(3, backend="mp")
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        lab.succeed(world, inventory, partial(lab.do_serve, hosts=("gpu3",), model="org/third"))
+        for hosts, replicas in ((("gpu1", "gpu2"), 2), (("gpu1",), 1)):
+            lab.succeed(world, inventory, partial(lab.do_serve, model=ONE, hosts=hosts, replicas=replicas, tp=2, pp=1))
+        lab.succeed(world, inventory, partial(lab.do_serve, hosts=("gpu2",), model=OTHER))
+        back = partial(lab.do_rollback, name=ONE)
+        error = lab.run(world, inventory, back).error
+        assert isinstance(error, PreflightFailed)
+        assert error.message.startswith(f"{ONE} cannot be served as it was before: 2 replicas of ")
+        assert error.hint == f"vcluster stop {OTHER}\nvcluster rollback {ONE}"
+        lab.succeed(world, inventory, partial(lab.do_stop, name=OTHER))
+        lab.succeed(world, inventory, back)
+
+
+# fault: serving/serve/rollback.py: # Only what would not be refused. → if False: #
+def test_no_request_is_offered_that_has_no_room() -> None:
+    """The model on gpu2 had nothing before it; the one that took both hosts before has no room beside it."""
+    with lab.inside(world := make.world((2, 2))):
+        lab.succeed(world, INVENTORY, lab.do_up)
+        for hosts, replicas in (((), 2), (("gpu1",), 1)):
+            lab.succeed(world, INVENTORY, partial(lab.do_serve, model=ONE, hosts=hosts, replicas=replicas, tp=2, pp=1))
+        lab.succeed(world, INVENTORY, partial(lab.do_serve, hosts=("gpu2",), model=OTHER))
+        error = lab.run(world, INVENTORY, partial(lab.do_rollback, name=OTHER)).error
+        assert isinstance(error, PreflightFailed)
+        assert error.message == f"gpu1: rollback: {OTHER} had no earlier request that was ready"
+        assert error.hint == "vcluster status --history\nvcluster serve MODEL"

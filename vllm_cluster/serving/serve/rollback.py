@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -77,21 +78,24 @@ def _before(node: NodeHandle, cluster: Cluster, order: Order, model: str) -> tup
     for found in reversed(ready_requests(node, index)):
         # What is served now may be it, in the layout that other hosts asked for.
         known = _is_now(found, now, asked) or found.deployment.name in elsewhere
-        if not known and not _is_now((there := _fitted(found, cluster, own, others))[0], now, asked):
+        if not known and not _is_now((there := _fitted(found, cluster, own, others, model))[0], now, asked):
             return there
-    raise _none_before(node, order, model, now)
+    raise _none_before(node, cluster, order, model, now)
 
 
-def _none_before(node: NodeHandle, order: Order, model: str, now: str) -> PreflightFailed:
+def _none_before(node: NodeHandle, cluster: Cluster, order: Order, model: str, now: str) -> PreflightFailed:
     """Why there is nothing to go back to, and the last request of any model that a number goes back to."""
     text = f"{node.host}: rollback: {f'{model} had' if model else 'there was'} no earlier request that was ready"
     hint = "vcluster status --history\nvcluster serve MODEL"
     last = last_ready_request(node, {now, *(one.generation for one in order.deployments)})
-    if last is None:
-        return PreflightFailed(text, hint=hint)
-    number, placed = last
-    text += f"; the last one of any model is {number}: {serve_command(placed.deployment, {})}"
-    return PreflightFailed(text, hint=f"{command_line('vcluster', 'rollback', str(number))}\n{hint}")
+    with suppress(PreflightFailed):
+        if last:
+            number, placed = last
+            # Only what would not be refused.
+            _numbered(node, cluster, order, number)
+            text += f"; the last one of any model is {number}: {serve_command(placed.deployment, {})}"
+            hint = f"{command_line('vcluster', 'rollback', str(number))}\n{hint}"
+    return PreflightFailed(text, hint=hint)
 
 
 def _is_now(found: Placement, generation: str, asked: Placement | None) -> bool:
@@ -117,7 +121,7 @@ def _numbered(node: NodeHandle, cluster: Cluster, order: Order, number: int) -> 
     name = found.deployment.name
     own = order.named(name) or tuple(one for one in order.deployments if one.index == end.replica)
     model = own[0].deployment.name if own else ""
-    wanted = _fitted(found, cluster, own, order.beside(model))
+    wanted = _fitted(found, cluster, own, order.beside(model), str(number))
     serving = node.state().replica(wanted[0].index)
     asked = next((one for one in own if serving and one.generation == serving.generation), None)
     if serving and _is_now(wanted[0], serving.generation, asked):
@@ -126,16 +130,43 @@ def _numbered(node: NodeHandle, cluster: Cluster, order: Order, number: int) -> 
 
 
 def _fitted(
+    found: Placement, cluster: Cluster, own: tuple[Placement, ...], others: tuple[Placement, ...], name: str
+) -> tuple[Placement, ...]:
+    """What was ready, for the hosts as they are now; `name` is how it was asked for.
+
+    Raises:
+        PreflightFailed: they cannot carry it; with what makes room.
+    """
+    try:
+        return _laid(found, cluster, own, others)
+    except UsageError as error:
+        hint = _makes_room(found, cluster, own, others, name)
+        text = f"{found.deployment.name} cannot be served as it was before: {error.message}"
+        raise PreflightFailed(text, hint=hint) from error
+
+
+def _laid(
     found: Placement, cluster: Cluster, own: tuple[Placement, ...], others: tuple[Placement, ...]
 ) -> tuple[Placement, ...]:
     before, deployment = found.replica, cluster.renamed(found.deployment)
-    try:
-        if deployment.replicas == 1 and not others:
-            return (replace(fitted(found, cluster), index=own[0].index if own else 0),)
-        ensure_one_address(deployment, before.port, others)
-        how = partial(place_replicas, loading=before.loading, offline=before.offline, before=own, beside=others)
-        there = beside(cluster.keeping(before.backend), others)
-        return how(deployment, there, (before.tp, before.pp), before.port)
-    except UsageError as error:
-        hint = "vcluster serve MODEL --tp NUMBER --pp NUMBER"
-        raise PreflightFailed(f"{found.deployment.name} is not served any more: {error.message}", hint=hint) from error
+    if deployment.replicas == 1 and not others:
+        return (replace(fitted(found, cluster), index=own[0].index if own else 0),)
+    ensure_one_address(deployment, before.port, others)
+    how = partial(place_replicas, loading=before.loading, offline=before.offline, before=own, beside=others)
+    there = beside(cluster.keeping(before.backend), others)
+    return how(deployment, there, (before.tp, before.pp), before.port)
+
+
+def _makes_room(
+    found: Placement, cluster: Cluster, own: tuple[Placement, ...], others: tuple[Placement, ...], name: str
+) -> str:
+    """Commands, one after another, by which it fits: those that stop the fewest models, or what lays it out anew."""
+    names = tuple(dict.fromkeys(one.deployment.name for one in others))
+    for goes in [*((one,) for one in names), names] if names else ():
+        with suppress(UsageError):
+            _laid(found, cluster, own, tuple(one for one in others if one.deployment.name not in goes))
+            words = [*(("stop", one) for one in goes), ("rollback", name)]
+            return "\n".join(command_line("vcluster", *more) for more in words)
+    asked = cluster.renamed(found.deployment)
+    there = tuple(host for host in asked.hosts if host in cluster.gpus)
+    return serve_command(replace(asked, hosts=there), {}, layout=False)
