@@ -23,6 +23,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.terminal import edge
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 # A verb of vcluster, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")
@@ -183,6 +184,33 @@ def test_a_word_that_was_probably_meant_is_the_call_to_paste(monkeypatch: pytest
 def test_what_loses_something_is_the_last_remedy(option: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "x", "--hosts", "gpu1"])
     assert edge.remedy(VclusterError("no", hint="vcluster serve x", again=(option,)), str) == fix
+
+
+# fault: kernel/terminal/edge.py: call([*_with(words[:end], error.again), → call([*words[:end], *error.again,
+# fault: kernel/terminal/edge.py: name for same in SETTINGS.names if → name for same in () if
+# fault: kernel/terminal/edge.py: short = takes_value and → short = False and
+@pytest.mark.parametrize(
+    ("call", "again", "fix"),
+    [
+        ("dashboard --port 38000 -q", "--port 0", "dashboard -q --port 0"),
+        ("dashboard --port=38000 -q", "--port 0", "dashboard -q --port 0"),
+        ("dashboard -q -p 38000", "--port 0", "dashboard -q --port 0"),
+        ("dashboard -p38000 -q", "--port 0", "dashboard -q --port 0"),
+        ("up --wait 5s --yes", "--wait 10m", "up --yes --wait 10m"),
+        ("up --wait --yes", "--wait 10m", "up --yes --wait 10m"),
+        ("init gpu1 --output lab.yaml", "-o -", "init gpu1 -o -"),
+        ("serve x --tp 4 --pp 2 -- --tp 9", "--tp 2 --pp 1", "serve x --tp 2 --pp 1 -- --tp 9"),
+        ("init gpu1 -o lab.yaml", "--force", "init gpu1 -o lab.yaml --force"),
+    ],
+)
+def test_an_option_that_the_call_has_is_replaced(
+    call: str, again: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = call.split()
+    monkeypatch.setattr(sys, "argv", ["vcluster", *words])
+    monkeypatch.setattr(SETTINGS, "names", ())
+    parsed(words)
+    assert edge.remedy(VclusterError("no", again=tuple(again.split())), str) == f"vcluster {fix}"
 
 
 # fault: kernel/terminal/edge.py: (option if found["call"] else "") → ""

@@ -18,6 +18,7 @@ from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_priva
 from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value, typed_words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.verb import Verb
 from vllm_cluster.kernel.text import redact
 
@@ -211,10 +212,26 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
         asking = [word for word in meant[:end] if word not in CONSENT] + meant[end:]
         hint = "\n".join((call(asking), hint))
     if error.again is not None:
-        lines = call([*words[:end], *error.again, *words[end:]]), hint
+        lines = call([*_with(words[:end], error.again), *words[end:]]), hint
         # What --yes loses the others do not: they come first.
         hint = "\n".join(reversed(lines) if "--yes" in error.again else lines)
     return hint.strip() or None
+
+
+def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """The words of a call with more options, each in place of the same one that it has, whichever form that was in."""
+    added = {word for word in more if word.startswith("-") and word != "-"}
+    names = added | {name for same in SETTINGS.names if added & {*same} for name in same}
+    takes_value, kept, skipped = len(more) > len(added), list[str](), False
+    for word in words:
+        if skipped and (word == "-" or not word.startswith("-")):
+            skipped = False
+            continue
+        short = takes_value and word[1:2] != "-" and word[:2] in names
+        skipped = takes_value and word in names
+        if not short and word.partition("=")[0] not in names:
+            kept.append(word)
+    return [*kept, *more]
 
 
 def two_stage_interrupt() -> None:

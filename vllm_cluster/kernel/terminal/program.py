@@ -70,6 +70,7 @@ class Parsed(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words behind the verb; those behind `--` are for the parameter of this name, as they are."""
+        SETTINGS.names = [one.opts for one in _params(ctx)]
         takes = next((one for one in _params(ctx) if text.shown_name(one).startswith("-- ")), None)
         end = args.index("--") if takes and "--" in args else len(args)
         # What is unknown may be for the other program.
