@@ -135,4 +135,6 @@ def first_ready(own: Sequence[ServeStatus]) -> ServeStatus:
 def refuse_unready(serve: ServeStatus) -> PreflightFailed:
     """The refusal of what a model that is not ready is asked for."""
     first = "vcluster explain" if serve.phase == "failed" else "vcluster status --wait"
+    # A host whose node has ended does not come back by waiting.
+    first = "vcluster up" if serve.phase == "waiting" and serve.gpus[0] < serve.gpus[1] else first
     return PreflightFailed(f"{serve.name} is not ready: {serve.words}", hint=f"{first}\nvcluster status")

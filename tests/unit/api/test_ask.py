@@ -239,14 +239,23 @@ def test_a_key_that_was_rotated_meanwhile_is_fetched_once(monkeypatch: pytest.Mo
     assert seen == ["old", "new"]
 
 
+# fault: serving/head.py: if serve.phase == "waiting" and serve.gpus[0] < serve.gpus[1] else first → if False else first
+# fault: serving/head.py: if serve.phase == "waiting" and serve.gpus[0] < serve.gpus[1] else first → if serve.phase == "waiting" else first
 @pytest.mark.parametrize(
-    ("phase", "first"),
-    [("backoff", "vcluster status --wait"), ("loading", "vcluster status --wait"), ("failed", "vcluster explain")],
+    ("phase", "gpus", "first"),
+    [
+        ("backoff", (2.0, 4.0), "vcluster status --wait"),
+        ("loading", (4.0, 4.0), "vcluster status --wait"),
+        ("waiting", (4.0, 4.0), "vcluster status --wait"),
+        ("waiting", (2.0, 4.0), "vcluster up"),
+        ("failed", (2.0, 4.0), "vcluster explain"),
+    ],
 )
 def test_a_model_that_is_not_ready_is_waited_for_or_explained(
-    phase: Phase, first: str, monkeypatch: pytest.MonkeyPatch
+    phase: Phase, gpus: tuple[float, float], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = SimpleNamespace(replicas=(replace(READY, phase=phase),))
+    """A host whose node has ended is missing until `up`."""
+    state = SimpleNamespace(replicas=(replace(READY, phase=phase, gpus=gpus),))
     monkeypatch.setattr(head, "NodeHandle", lambda *_: SimpleNamespace(running=lambda: state))
     with pytest.raises(PreflightFailed, match=f"llama is not ready: {phase}") as refused:
         head.ready(INVENTORY, cast(Any, Head([])))
