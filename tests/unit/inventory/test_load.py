@@ -14,6 +14,7 @@ from tests.support.inventories import load
 from tests.unit.inventory.texts import SMALLEST, TOP, read
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution, load_text
+from vllm_cluster.kernel.inventory.local_files import ensure_ssh_config, missing_identities
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 
 
@@ -127,6 +128,50 @@ def test_local_paths_resolve_against_the_files_folder(monkeypatch: pytest.Monkey
     assert inventory.hosts["gpu2"].ssh.identity == tmp_path / "keys/gpu2"
     assert str(inventory.hf_token) == f"file:{tmp_path}/tokens/hf"
     assert repr(inventory.api_key) == "SecretRef('cmd:pass show key')"
+
+
+# fault: kernel/inventory/local_files.py: if config and (text := _missing(config)): → if False:
+# fault: kernel/inventory/local_files.py: return nearest(path.name, → return nearest("",
+def test_an_ssh_config_that_is_not_there_is_a_problem_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was an error of ssh, without the line that names it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ssh_config", "id_lab"):
+        (tmp_path / name).touch()
+
+    def problem(name: str) -> str:
+        with pytest.raises(InventoryError) as refused:
+            ensure_ssh_config(read(f"{SMALLEST}ssh:\n  config: {name}\n", tmp_path))
+        return refused.value.message
+
+    where = "inventory.yaml:11: ssh.config: "
+    assert problem("ssh_confg") == f"{where}ssh_confg is not there, did you mean ssh_config?"
+    assert problem("/nowhere/other") == f"{where}/nowhere/other is not there"
+    assert problem("ssh_config/x") == f"{where}ssh_config/x is not there"
+    for there in ("ssh_config", "/dev/null"):
+        ensure_ssh_config(read(f"{SMALLEST}ssh: {{config: {there}}}\n", tmp_path))
+
+
+# fault: kernel/inventory/local_files.py: or "%" in str(path) or → or
+# fault: kernel/inventory/local_files.py: or not _missing(path.with_name(f"{path.name}.pub")) → or False
+# fault: kernel/inventory/load.py: *(("hosts", name, "ssh", "identity") for name in hosts)] → ]
+def test_a_private_key_that_is_not_there_is_named_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ssh passes it over: the key of ssh_config let in, and nothing named the slip."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.pub").touch()  # its other half is in an agent
+    for own, found in (
+        ("~/key", ["inventory.yaml:10: hosts.gpu2.ssh.identity: key is not there"]),
+        ("./held", []),
+        ("keys/%h", []),
+    ):
+        host = f"10.0.0.2\n    ssh: {{identity: {own}}}"
+        assert [*missing_identities(read(SMALLEST.replace("10.0.0.2", host), tmp_path))] == found
+    of_all = [*missing_identities(read(f"{SMALLEST}ssh: {{identity: helt.pub}}\n", tmp_path))]
+    assert of_all == ["inventory.yaml:10: ssh.identity: helt.pub is not there, did you mean held.pub?"]
 
 
 def test_a_dumped_inventory_reads_back_the_same() -> None:

@@ -23,6 +23,7 @@ from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.images.inspect import look_inside
+from vllm_cluster.kernel.inventory.local_files import missing_identities
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
@@ -61,6 +62,8 @@ def check_hosts(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime
         VclusterError: no host can be reached, or one cannot be looked at.
     """
     began = runtime.clock.monotonic()
+    for text in missing_identities(inventory):
+        emit(Event("warning", text))
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         fleet.without_lease()
         there = [name for name in fleet.names if name not in failures]

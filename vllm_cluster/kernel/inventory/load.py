@@ -40,6 +40,7 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
         name: host.model_copy(update={"line": document.line(("hosts", name))}) for name, host in inventory.hosts.items()
     }
     keys: list[tuple[str, ...]] = [("hf_token",), ("api_key",), *(("secrets", name) for name in inventory.secrets)]
+    keys += [("ssh", "config"), ("ssh", "identity"), *(("hosts", name, "ssh", "identity") for name in hosts)]
     lines = {".".join(key): document.line(key) for key in keys}
     found = {"path": path, "hosts": hosts, "lines": lines, "lent_until": document.lent_until}
     return inventory.model_copy(update=found)

@@ -52,8 +52,10 @@ class Session:
         """The inventory that was named, or the one found here."""
         path, raw = read(self._path, stdin=sys.stdin)
         from vllm_cluster.kernel.inventory.load import load_text
+        from vllm_cluster.kernel.inventory.local_files import ensure_ssh_config
 
         self._inventory = load_text(raw, path=path, cwd=None if path else here())
+        ensure_ssh_config(self._inventory)
         self._open_log(self._inventory)
         if not all(host.address for host in self._inventory.hosts.values()):
             from vllm_cluster.kernel.addresses import find_addresses

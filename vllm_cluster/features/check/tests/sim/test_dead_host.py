@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,15 @@ def test_check_finds_a_node_that_does_not_run(world: World, state: str, monkeypa
     what = [("gpu2", f"its node does not run: it is {state}", "vcluster up")]
     assert found == (what if state != "no cluster" else [])
     assert not report.failed
+
+
+# fault: features/check/action.py: for text in missing_identities(inventory): → for text in ():
+def test_check_warns_of_a_private_key_that_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another key lets in, and the one that the inventory names is a slip."""
+    monkeypatch.setattr(check, "run_link_test", lambda *_: ([], []))
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
+    settings = INVENTORY.ssh.model_copy(update={"identity": Path("/nowhere/key")})
+    done = lab.succeed(world, INVENTORY.model_copy(update={"ssh": settings}), lab.verb(check.check_hosts))
+    warnings = [event.text for event in done.events if event.kind == "warning"]
+    assert any(text.endswith(": ssh.identity: /nowhere/key is not there") for text in warnings)
