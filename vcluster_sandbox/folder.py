@@ -110,6 +110,12 @@ def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
     return inventory
 
 
+def has_files(folder: Path) -> bool:
+    """Whether there is something for `remove_files` to remove."""
+    there = [folder / name for name in _FILES if os.path.lexists(folder / name)]
+    return _is_made_here(folder) and any(file.name != _INVENTORY or not _changed(file) for file in there)
+
+
 def remove_files(folder: Path) -> Path | None:
     """Remove what was written here, and the folder when nothing else is in it; returns an inventory that stays.
 

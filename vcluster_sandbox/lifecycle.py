@@ -17,7 +17,7 @@ from vcluster_sandbox.golden import ensure_golden, golden_folder, parts_ahead
 from vcluster_sandbox.images import ensure_host, host_tag
 from vcluster_sandbox.local_docker import Report, connect
 from vcluster_sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
-from vcluster_sandbox.progress import STARTING, steady
+from vcluster_sandbox.progress import STARTING, with_time_left
 from vcluster_sandbox.wheels import cache_folder
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.laptop import make_private
@@ -33,7 +33,8 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
     """
     if not 1 <= hosts <= _MAX_HOSTS or not 1 <= gpus <= _MAX_GPUS:
         raise UsageError(f"a sandbox has 1 to {_MAX_HOSTS} hosts of 1 to {_MAX_GPUS} GPUs, not {hosts} of {gpus}")
-    with steady(report) as reported, closing(connect()) as engine, _alone(), _docker_errors():
+    reported = with_time_left(report)
+    with closing(connect()) as engine, _alone(), _docker_errors():
         reported("looking for the images and hosts of the sandbox")
         folder.mkdir(parents=True, exist_ok=True)
         return _up(engine, Sandbox(folder), hosts, gpus, reported)
@@ -83,14 +84,16 @@ def down(*, folder: Path, report: Report, purge: bool = False) -> bool:
         for name, container in sorted(present.items()):
             report(f"{name}: removing it and what it holds")
             remove(container)
-        report("removing the data of the hosts")
+        if present:
+            report("removing the data of the hosts")
         _remove_data(engine, sandbox)
         machines.remove_network(engine, sandbox)
         if purge:
             _purge(engine, report)
-    report(f"removing the key, the ssh_config and the inventory in {folder}")
-    if kept := files.remove_files(folder):
-        report(f"kept {kept}: it was changed")
+    if files.has_files(folder):
+        report(f"removing the key, the ssh_config and the inventory in {folder}")
+        if kept := files.remove_files(folder):
+            report(f"kept {kept}: it was changed")
     return bool(present)
 
 

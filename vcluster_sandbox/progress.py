@@ -1,17 +1,10 @@
-"""Lines of progress that never stop for long, with the time that is left where that is known."""
+"""Lines of progress with the time that is left, where that is known."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from queue import Empty, Queue
-from threading import Thread
 
 from vcluster_sandbox.local_docker import Report
-
-# A person who sees nothing for longer looks for what is wrong.
-SILENCE_SECONDS = 10.0
 
 DOWNLOADING = "downloading the CPU engine's wheels (480 MB)"
 HOST_IMAGE = "building the host image (sshd and a Docker engine)"
@@ -51,36 +44,13 @@ class TimeLeft:
         return f", about {left:.0f} s left" if left >= MIN_LEFT else ""
 
 
-@contextmanager
-def steady(report: Report, silence: float = SILENCE_SECONDS) -> Iterator[Report]:
-    """Report as `report` does; where no line follows within the silence, the last one comes again with its time."""
-    lines: Queue[str | None] = Queue()
+def with_time_left(report: Report) -> Report:
+    """Report as `report` does; the line of a step has the time that is left, which is shown again with the line."""
     left = TimeLeft()
-
-    def repeat() -> None:
-        last, began = "", time.monotonic()
-        while True:
-            try:
-                # Before the first line there is none that could come again.
-                line = lines.get(timeout=silence if last else None)
-            except Empty:
-                now = time.monotonic()
-                report(f"  {last.strip()}: {now - began:.0f} s so far{left.words(now)}")
-                continue
-            if line is None:
-                return
-            last, began = line, time.monotonic()
 
     def report_line(text: str) -> None:
         now = time.monotonic()
         left.begin(text, now)
         report(f"{text}{left.words(now) if text in SECONDS else ''}")
-        lines.put(text)
 
-    repeating = Thread(target=repeat, daemon=True)
-    repeating.start()
-    try:
-        yield report_line
-    finally:
-        lines.put(None)
-        repeating.join(silence)
+    return report_line

@@ -129,13 +129,18 @@ def test_what_was_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
     files.remove_files(home)
 
 
+# fault: vcluster_sandbox/folder.py: any(file.name != _INVENTORY or not _changed(file) for file in there) → any(there)
+# fault: vcluster_sandbox/folder.py: any(file.name != _INVENTORY or not _changed(file) for file in there) → False
 def test_an_inventory_that_a_person_changed_stays(tmp_path: Path) -> None:
     files.ensure_key(tmp_path)
     inventory = files.write_files(tmp_path, HOSTS)
     for changed in (inventory.read_text() + "hf_token: env:HF_TOKEN\n", "hosts: [nonsense"):
         inventory.write_text(changed)
+        assert files.has_files(tmp_path) == (tmp_path / "id_ed25519").exists()
         assert files.remove_files(tmp_path) == inventory
         assert [file.name for file in tmp_path.iterdir()] == ["inventory.yaml"]
         assert inventory.read_text() == changed
+        assert not files.has_files(tmp_path)  # a second `sandbox down` names nothing of it
     inventory.unlink()
+    assert not files.has_files(tmp_path)
     assert files.remove_files(files.write_files(tmp_path, HOSTS).parent) is None

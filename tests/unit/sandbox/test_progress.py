@@ -1,26 +1,24 @@
-"""A long step of the sandbox is not silent."""
+"""A step of the sandbox has the time that is left."""
 
 from __future__ import annotations
 
-import time
+import pytest
 
-from tests.support.waiting import until
 from vcluster_sandbox import progress
-from vcluster_sandbox.progress import TimeLeft, steady
+from vcluster_sandbox.progress import TimeLeft
 
 
-# fault: vcluster_sandbox/progress.py: timeout=silence if last else None → timeout=None
-# fault: vcluster_sandbox/progress.py: timeout=silence if last else None → timeout=silence
-def test_the_last_line_comes_again_with_its_time_until_the_next() -> None:
-    shown: list[str] = []
-    with steady(shown.append, 0.01) as report:
-        time.sleep(0.05)
-        assert shown == []
-        report("installing it")
-        until(lambda: len(shown) >= 3, 10)
-        report("making it")
-        until(lambda: any(line.startswith("  making it: ") for line in shown), 10)
-    assert shown[:2] == ["installing it", "  installing it: 0 s so far"]
+# fault: vcluster_sandbox/progress.py: report(f"{text}{left.words(now) if text in SECONDS else ''}") → report(text)
+def test_the_line_of_a_step_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], list[str]()
+    monkeypatch.setattr("vcluster_sandbox.progress.time.monotonic", lambda: now[0])
+    report, (first, second, *rest) = progress.with_time_left(shown.append), progress.SECONDS
+    report(first)
+    now[0] = float(progress.SECONDS[first])
+    report("gpu1: creating it")
+    report(second)
+    ahead = progress.SECONDS[second] + sum(progress.SECONDS[step] for step in rest)
+    assert shown == [first, "gpu1: creating it", f"{second}, about {ahead} s left"]
 
 
 # fault: vcluster_sandbox/progress.py: if not self._recorded: → if False:
