@@ -80,6 +80,13 @@ def test_a_host_that_leaves_takes_its_replica_and_the_others_stay() -> None:
     assert text.startswith("replica 1 of llama is not served any more: it was on gpu2")
 
 
+# fault: kernel/plan/followed.py: part.host for part in moved.replica.parts if part.gpus → part.host for part in moved.replica.parts
+# fault: kernel/plan/followed.py: part.host for part in moved.replica.parts if part.gpus → part.address for part in moved.replica.parts if part.gpus
+def test_a_model_behind_another_head_is_named_with_the_hosts_that_have_it() -> None:
+    found = follows(placed(THREE, 1, hosts=("gpu1",), tp=4, pp=1, backend="mp"), {"gpu2": 8, "gpu1": 8})
+    assert found and found[1] == "llama is served on gpu1"
+
+
 def test_ray_is_refused_for_several() -> None:
     with pytest.raises(UsageError, match="without Ray") as refused:
         placed(TWO, 2, backend="ray")

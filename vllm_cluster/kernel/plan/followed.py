@@ -81,7 +81,7 @@ def _follow_replicas(order: Order, cluster: Cluster) -> Followed | None:
         there = cluster.keeping(before.backend)
         moved = make(replace(deployment, hosts=still), there, layout, before.port, share=share, index=one.index)
         if moved.replica.parts != before.parts or moved.replica.host != before.host:
-            where = ", ".join(part.address for part in moved.replica.parts)
+            where = ", ".join(part.host for part in moved.replica.parts if part.gpus)
             texts.append(f"{_called(one)} is served on {where}")
         rows.append(replace(moved, asked=one.asked))
     if not texts:
