@@ -309,7 +309,7 @@ def _events() -> list[Schema]:
     operation: Schema = {"operation": TEXT}
     passed = {"type": "array", "prefixItems": [TEXT, NUMBER], "minItems": 2, "maxItems": 2}
     start: Schema = {"phase": TEXT, "detail": TEXT, "progress": maybe(pair), "attempt": COUNT}
-    start |= {"phases": rows(passed), "last_line": TEXT}
+    start |= {"phases": rows(passed), "last_line": TEXT, "replica": COUNT}
     batch: Schema = {**dict.fromkeys(("total", "answered", "failed", "concurrency"), COUNT)}
     batch |= {"tokens_per_second": NUMBER, "seconds_left": maybe(NUMBER)}
     moved: Schema = dict.fromkeys(("bytes", "total_bytes", "bytes_per_second"), COUNT)

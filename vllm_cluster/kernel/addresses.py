@@ -36,6 +36,8 @@ def find_addresses(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTE
         address = found.hosts[name].address
         interface = private_addresses(inventory.hosts[name], facts[name])[address]
         emit(Event("note", f"{name}: address {address} ({interface}), its only private one"))
+    # This is over: what follows may run without end, and without events.
+    emit(Event("phase", ""))
     return found
 
 

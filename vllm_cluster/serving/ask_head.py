@@ -251,7 +251,8 @@ class _Course:
         data = {"phase": serving.phase, "detail": detail, "progress": serving.progress, "attempt": serving.attempt}
         # The phases of a start that was over before this program looked are of no interest.
         passed = serving.phases if before or serving.phase != "ready" else ()
-        self._emit(Event("progress", text, data={**data, "phases": passed, "last_line": serving.last_line}))
+        data |= {"phases": passed, "last_line": serving.last_line, "replica": self.index}
+        self._emit(Event("progress", text, data=data))
 
     def _fewer(self, serving: ServeStatus) -> str:
         """The command for all replicas that were served before, where fewer are back: those with a number of now."""

@@ -122,7 +122,7 @@ def a_start() -> list[Event]:
     ]
 
 
-# fault: kernel/terminal/events.py: now - self._shown < STILL_SECONDS → not over and now < 0
+# fault: kernel/terminal/events.py: if not changed: → if False:
 @pytest.mark.promise("P37")
 def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     shown = events.LineRenderer(0)
@@ -138,7 +138,7 @@ def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixt
     ]
 
 
-# fault: kernel/terminal/events.py: if not changed and now - self._shown < STILL_SECONDS: → if not changed:
+# fault: kernel/terminal/events.py: since = now if changed else → since = now if True else
 def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("vllm_cluster.kernel.terminal.events.time.monotonic", lambda: now[0])
@@ -146,6 +146,7 @@ def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypa
     importing = a_start()[1]
     for now[0] in (0.0, 1.0, 5.0, 11.0, 16.0, 22.0):
         shown.show(importing)
+        shown.repeat()
     assert [line.partition("s  ")[2] for line in capsys.readouterr().err.splitlines()] == [
         "importing  (waiting took 12 s)",
         "importing  (for 11 s)",
@@ -153,8 +154,64 @@ def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypa
     ]
 
 
+# fault: kernel/terminal/events.py: setdefault(event.data.get("replica"), → setdefault(None,
+# fault: kernel/terminal/events.py: f"replica {event.data['replica']}" if "replica" in event.data else "" → ""
+def test_replicas_that_start_have_a_line_where_they_change_and_else_their_times(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their lines took turns every 5 s, the same ones without a time."""
+    now = [0.0]
+    monkeypatch.setattr("vllm_cluster.kernel.terminal.events.time.monotonic", lambda: now[0])
+    shown, (_, importing, joining, *_) = events.LineRenderer(0), a_start()
+    for now[0] in (0.0, 5.0, 10.0):
+        for number, event in ((0, joining), (1, importing)):
+            text = f"replica {number}: {event.text}"
+            shown.show(replace(event, text=text, data={**event.data, "replica": number}))
+        shown.repeat()
+    assert [line.partition("s  ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "replica 0: joining: ranks 1/4  (importing took 8 s)",
+        "replica 1: importing  (waiting took 12 s)",
+        "replica 0: joining: ranks 1/4  (for 10 s)",
+        "replica 1: importing  (for 10 s)",
+    ]
+
+
+# fault: kernel/terminal/events.py: event.kind in ("phase", "start", "progress") and → event.host and
+# fault: kernel/terminal/events.py: if event.kind in ("phase", "result"): → if event.kind == "phase":
+# fault: kernel/terminal/events.py: at.pop("", None) → pass
+def test_what_a_verb_waits_for_is_repeated_until_it_is_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was silent: `up` that waits for a host, a measurement, the data of a sandbox."""
+    now = [0.0]
+    monkeypatch.setattr("vllm_cluster.kernel.terminal.events.time.monotonic", lambda: now[0])
+    shown = events.LineRenderer(0)
+    for event in (
+        Event("phase", "run 1 of 1"),
+        Event("start", "creating it", "gpu1"),
+        Event("done", "created", "gpu1"),
+        Event("progress", "GPUs 2/4: waiting for gpu2"),
+        Event("result", "lab is up"),
+    ):
+        shown.show(event)
+        for _ in range(2):
+            now[0] += 5
+            shown.repeat()
+    shown.close()
+    assert [line.partition("s  ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "run 1 of 1",
+        "run 1 of 1  (for 10 s)",
+        "  gpu1: creating it  (for 10 s)",
+        "gpu1: done: created",
+        "run 1 of 1  (for 30 s)",
+        "GPUs 2/4: waiting for gpu2",
+        "GPUs 2/4: waiting for gpu2  (for 10 s)",
+        "lab is up",
+    ]
+
+
 # fault: kernel/terminal/events.py: if not at or now < self._shown + STILL_SECONDS: → if True:
-# fault: kernel/terminal/events.py: self._under_way.pop(event.host, None) → pass
+# fault: kernel/terminal/events.py: self._under_way.pop(key, None) → pass
 def test_what_hosts_are_at_is_repeated_until_it_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,11 +91,12 @@ class LineRenderer:
     """A line an event on standard error, with the seconds since the start; what takes long has more lines."""
 
     def __init__(self, verbosity: int) -> None:
-        self._started = self._began = self._shown = time.monotonic()
+        self._started = self._shown = time.monotonic()
         self._verbosity = verbosity
-        self._passed = Passed()
+        # Of each replica of a start by its number.
+        self._passed: dict[object, Passed] = {}
         self._moved: dict[str | None, float] = {}
-        # What hosts are at, and since when.
+        # What hosts and replicas are at, and since when; with no name what the verb itself is at.
         self._under_way: dict[str, tuple[str, float]] = {}
         self._over = threading.Event()
         self._repeating: threading.Thread | None = None
@@ -110,20 +111,19 @@ class LineRenderer:
         The beginning of an operation shows only with -v.
         """
         over, now = "", time.monotonic()
-        self._note(event, now)
+        passed, changed = list[tuple[str, float]](), True
+        if "phases" in event.data:
+            passed, changed = self._passed.setdefault(event.data.get("replica"), Passed()).news(event)
+            over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
+        self._note(event, now, changed=changed)
+        if not changed:
+            return  # it is repeated with its time
         if not event.text or (event.kind == "start" and self._verbosity < 1):
             return
         if event.kind == "progress" and "bytes" in event.data:
             if now - self._moved.get(event.host, -STILL_SECONDS) < STILL_SECONDS:
                 return
             self._moved[event.host] = now
-        if "phases" in event.data:
-            passed, changed = self._passed.news(event)
-            if not changed and now - self._shown < STILL_SECONDS:
-                return
-            self._began = now if changed else self._began
-            over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
-            over = over if changed else f"  (for {now - self._began:.0f} s)"
         self._shown = now
         line = f"{now - self._started:6.1f}s  {_line(event)}{over}"
         if event.kind == "phase" and self._held is None:
@@ -134,16 +134,21 @@ class LineRenderer:
         self._release()
         err(line)
 
-    def _note(self, event: Event, now: float) -> None:
-        """Remember what a host is at, until that or its phase is over; what moves bytes has lines of its own."""
+    def _note(self, event: Event, now: float, *, changed: bool) -> None:
+        """Remember what is under way, until that or its phase is over; what moves bytes has lines of its own.
+
+        What has not `changed` is a phase that continues, in other words.
+        """
+        key = event.host or (f"replica {event.data['replica']}" if "replica" in event.data else "")
         # Threads of several hosts come here at the same time.
         with self._lock:
             if event.kind in ("phase", "result"):
                 self._under_way.clear()
-            elif event.host and event.kind in ("done", "failed"):
-                self._under_way.pop(event.host, None)
-            elif event.host and event.text and event.kind in ("start", "progress") and "bytes" not in event.data:
-                self._under_way[event.host] = (_text(event), now)
+            if event.kind in ("done", "failed", "result") or event.data.get("phase") in ("ready", "failed"):
+                self._under_way.pop(key, None)
+            elif event.text and event.kind in ("phase", "start", "progress") and "bytes" not in event.data:
+                since = now if changed else self._under_way.get(key, ("", now))[1]
+                self._under_way[key] = (_text(event), since)
                 if self._repeating is None:
                     # It ends with the renderer, also where that is left without being closed.
                     weak = weakref.ref(self)
@@ -151,15 +156,21 @@ class LineRenderer:
                     self._repeating.start()
 
     def repeat(self) -> None:
-        """Name what hosts are at, where nothing has been written for so long."""
+        """Name what is under way, where nothing has been written for so long: the hosts', or else the verb's own."""
         with self._lock:
             now, at = time.monotonic(), dict(self._under_way)
         if not at or now < self._shown + STILL_SECONDS:
             return
         self._shown = now
-        for text, hosts in by_hosts((text, host) for host, (text, _) in at.items()).items():
+        self._release()
+        if len(at) > 1:
+            at.pop("", None)
+        # A replica is named by its own words.
+        named = {key: "" if key.startswith("replica ") else key for key in at}
+        for text, hosts in by_hosts((text, named[key]) for key, (text, _) in at.items()).items():
             since = min(began for words, began in at.values() if words == text)
-            err(f"{now - self._started:6.1f}s    {hosts}: {text}  (for {now - since:.0f} s)")
+            what = f"  {hosts}: {text}" if hosts else text
+            err(f"{now - self._started:6.1f}s  {what}  (for {now - since:.0f} s)")
 
     def _release(self) -> None:
         with self._lock:
