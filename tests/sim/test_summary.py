@@ -79,6 +79,18 @@ def test_a_plan_that_stops_nothing_names_no_model(world: World) -> None:
     assert plan(make.inventory(3), world).stops.consequence == ""
 
 
+# fault: serving/cluster/up.py: *order.names)) → ))
+# fault: serving/cluster/up.py: (*(one.name for one in rows), *order.names) → order.names[:1]
+def test_up_names_every_model_that_starts_again() -> None:
+    """It named one of two."""
+    with lab.inside(made := make.world((2, 2))):
+        lab.succeed(made, make.inventory(2, backend="mp"), lab.do_up)
+        for host, model in (("gpu1", "org/a"), ("gpu2", "org/b")):
+            lab.succeed(made, make.inventory(2, backend="mp"), partial(lab.do_serve, hosts=(host,), model=model))
+        changed = make.inventory(2, backend="mp", environment={"A": "1"})
+        assert "org/a and org/b are starting: vcluster status" in notes(lab.run(made, changed, lab.do_up))
+
+
 def test_without_a_model_up_names_the_next_verb() -> None:
     made = make.world((2, 2))
     with lab.inside(made):

@@ -155,13 +155,6 @@ class NodeHandle:
         raw = self.read(WANTED)
         return None if raw is None else read_order(raw, f"{self.host}: {WANTED}")
 
-    def asked(self) -> Placement | None:
-        """What shall be served; None where nothing shall, or where that cannot be read."""
-        with suppress(RefusedDocument):
-            order = self.order()
-            return order.wanted if order else None
-        return None
-
     def ask(self, wanted: tuple[Placement, ...], drain: float | None = None) -> int:
         """Ask for these replicas to be served, or nothing; only under the lease. Returns the number of the order.
 

@@ -44,6 +44,8 @@ from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.serving.cluster.moved_cache import absent_models
 from vllm_cluster.serving.consent import Confirm, Consent, stopped_by
 from vllm_cluster.serving.stops import Stops
+from vllm_cluster.wire.order import Order
+from vllm_cluster.wire.reading import RefusedDocument
 
 ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
 FIRST_KEY = "made an API key for the endpoint: vcluster endpoint --key prints it"
@@ -274,10 +276,22 @@ def _report(inventory: Inventory, fleet: Fleet, done: Plan, emit: Emit, *, chang
 
 
 def _next(head: NodeHandle) -> str:
-    """What a person does next: a model that was asked for before is started by the head itself."""
-    serving = head.state().serving
-    if serving:
-        state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
-        return f"{serving.name} {state}: vcluster status"
-    asked = head.asked()
-    return f"{asked.deployment.name} is starting: vcluster status" if asked else "now run vcluster serve MODEL"
+    """What a person does next: models that were asked for before are started by the head itself."""
+    rows, order = head.state().replicas, Order()
+    with suppress(RefusedDocument):
+        order = head.order() or order
+    by_state: dict[str, list[str]] = {}
+    for name in dict.fromkeys((*(one.name for one in rows), *order.names)):
+        phases = {one.phase for one in rows if one.name == name}
+        state = "served" if "ready" in phases else "failed" if phases == {"failed"} else "starting"
+        by_state.setdefault(state, []).append(name)
+    texts = [_in_state(names, state) for state, names in by_state.items()]
+    return f"{', '.join(texts)}: vcluster status" if texts else "now run vcluster serve MODEL"
+
+
+def _in_state(names: list[str], state: str) -> str:
+    """`a and b are starting`; of more their number."""
+    what = " and ".join(names) if len(names) < 3 else count(len(names), "model")
+    if state == "failed":
+        return f"{what} {'has' if len(names) == 1 else 'have'} failed"
+    return f"{what} {'is' if len(names) == 1 else 'are'} {state}"
