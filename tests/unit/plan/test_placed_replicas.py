@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,8 +84,12 @@ def test_a_host_that_leaves_takes_its_replica_and_the_others_stay() -> None:
 # fault: kernel/plan/followed.py: part.host for part in moved.replica.parts if part.gpus → part.host for part in moved.replica.parts
 # fault: kernel/plan/followed.py: part.host for part in moved.replica.parts if part.gpus → part.address for part in moved.replica.parts if part.gpus
 def test_a_model_behind_another_head_is_named_with_the_hosts_that_have_it() -> None:
-    found = follows(placed(THREE, 1, hosts=("gpu1",), tp=4, pp=1, backend="mp"), {"gpu2": 8, "gpu1": 8})
-    assert found and found[1] == "llama is served on gpu1"
+    """Of one that Ray joins the head has a part without GPUs."""
+    (one,), (other,) = (placed(TWO, 1, hosts=(host,), tp=8, pp=1).deployments for host in ("gpu1", "gpu2"))
+    other = replace(other, deployment=replace(other.deployment, name="other"), index=1)
+    found = follows(Order(1, "", (one, other)), {"gpu2": 8, "gpu1": 8})
+    assert found
+    assert found[1] == "llama is served on gpu1; other is served on gpu2"
 
 
 def test_ray_is_refused_for_several() -> None:
