@@ -248,7 +248,12 @@ class _Course:
         if self._error:
             # Else it reads as if what was asked for had become ready.
             text = f"the previous request, {serving.name}: {text}"
-        data = {"phase": serving.phase, "detail": detail, "progress": serving.progress, "attempt": serving.attempt}
+        data: dict[str, object] = {
+            "phase": serving.phase,
+            "detail": detail,
+            "progress": serving.progress,
+            "attempt": serving.attempt,
+        }
         # The phases of a start that was over before this program looked are of no interest.
         passed = serving.phases if before or serving.phase != "ready" else ()
         data |= {"phases": passed, "last_line": serving.last_line, "replica": self.index}

@@ -160,7 +160,7 @@ def _laid(
 def _makes_room(
     found: Placement, cluster: Cluster, own: tuple[Placement, ...], others: tuple[Placement, ...], name: str
 ) -> str:
-    """Commands, one after another, by which it fits: those that stop the fewest models, or what lays it out anew."""
+    """Commands, one after another, by which it fits: those that stop the fewest models; or it is laid out again."""
     names = tuple(dict.fromkeys(one.deployment.name for one in others))
     for goes in [*((one,) for one in names), names] if names else ():
         with suppress(UsageError):
