@@ -18,7 +18,6 @@ from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_priva
 from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value, typed_words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
-from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.verb import Verb
 from vllm_cluster.kernel.text import redact
 
@@ -220,6 +219,8 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
 def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
     """The words of a call with more options, each in place of the same one that it has, whichever form that was in."""
+    from vllm_cluster.kernel.terminal.settings import SETTINGS
+
     added = {word for word in more if word.startswith("-") and word != "-"}
     names = added | {name for same in SETTINGS.names if added & {*same} for name in same}
     takes_value, kept, skipped = len(more) > len(added), list[str](), False
