@@ -177,7 +177,6 @@ def test_replicas_that_start_have_a_line_where_they_change_and_else_their_times(
 
 
 # fault: kernel/terminal/events.py: event.kind in ("phase", "start", "progress") and → event.host and
-# fault: kernel/terminal/events.py: if event.kind in ("phase", "result"): → if event.kind == "phase":
 # fault: kernel/terminal/events.py: at.pop("", None) → pass
 def test_what_a_verb_waits_for_is_repeated_until_it_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
