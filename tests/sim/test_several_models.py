@@ -284,13 +284,14 @@ def test_a_rollback_without_room_has_the_commands_that_make_it() -> None:
         lab.succeed(world, inventory, back)
 
 
-# fault: serving/serve/rollback.py: # Only what would not be refused. → if False: #
+# fault: serving/serve/rollback.py: _numbered(node, cluster, order, number) → number
 def test_no_request_is_offered_that_has_no_room() -> None:
     """The model on gpu2 had nothing before it; the one that took both hosts before has no room beside it."""
     with lab.inside(world := make.world((2, 2))):
         lab.succeed(world, INVENTORY, lab.do_up)
-        for hosts, replicas in (((), 2), (("gpu1",), 1)):
-            lab.succeed(world, INVENTORY, partial(lab.do_serve, model=ONE, hosts=hosts, replicas=replicas, tp=2, pp=1))
+        one = partial(lab.do_serve, model=ONE, tp=2, pp=1)
+        lab.succeed(world, INVENTORY, partial(one, replicas=2))
+        lab.succeed(world, INVENTORY, partial(one, hosts=("gpu1",), flags=("--seed=1",)))
         lab.succeed(world, INVENTORY, partial(lab.do_serve, hosts=("gpu2",), model=OTHER))
         error = lab.run(world, INVENTORY, partial(lab.do_rollback, name=OTHER)).error
         assert isinstance(error, PreflightFailed)

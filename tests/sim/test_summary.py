@@ -79,7 +79,6 @@ def test_a_plan_that_stops_nothing_names_no_model(world: World) -> None:
     assert plan(make.inventory(3), world).stops.consequence == ""
 
 
-# fault: serving/cluster/up.py: *order.names)) → ))
 # fault: serving/cluster/up.py: (*(one.name for one in rows), *order.names) → order.names[:1]
 def test_up_names_every_model_that_starts_again() -> None:
     """It named one of two."""
