@@ -28,7 +28,7 @@ def _node(inventory: Inventory, _: object, runtime: object) -> object:
 
 
 ASKS: dict[str, lab.Verb] = {
-    "endpoint --key": lambda inventory, _, runtime: endpoint.key(inventory, runtime=runtime),
+    "endpoint --key": lambda inventory, _, runtime: endpoint.key(inventory, lab.cache(), runtime=runtime),
     "status --history": lambda inventory, _, runtime: history.history(inventory, runtime=runtime),
     "exec --head": _node,
     "stop": lab.do_stop,
@@ -89,7 +89,7 @@ def test_a_worker_of_a_head_that_is_not_in_the_inventory_is_of_another_cluster(w
     box.labels[HEAD_ADDRESS] = "10.0.9.9"
     text = refusal(lab.run(world, CHANGED, verb))
     assert "gpu2: vcluster-lab belongs to another cluster, lab" in text
-    assert "set head:" not in text
+    assert "set head: gpu" not in text
 
 
 # fault: serving/status/status.py: rows[name] = replace(found, status=None, → rows[name] = replace(found,

@@ -117,7 +117,7 @@ def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to
         assert settled(world, FEWER) == ("org/big", "ready")
 
 
-# fault: serving/serve/rollback.py: (there := _fitted(found, cluster, own, others)) → (there := (found,))
+# fault: serving/serve/rollback.py: (there := _fitted(found, cluster, own, others, model)) → (there := (found,))
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("failed", [False, True])
 def test_rollback_does_not_take_what_is_served_in_another_layout_for_an_earlier_model(

@@ -6,24 +6,35 @@ Refusals are followed as printed, by a person who knows which host the head was.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 
 import pytest
 
 from tests.support.figures import record
-from tests.support.sim import lab, oracle
-from tests.support.sim.heads import EVIL, api_keys, claim_head, empty, files, report
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.heads import EVIL, api_keys, claim_head, empty, files, labels_of, report
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.members import Named
-from vllm_cluster.kernel.plan.spec import ID
+from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID
 
 CHOSEN = b"sk-chosen"
 SERVED = b"org/model"
+
+
+def without_image(machine: Machine) -> None:
+    """What Docker leaves of a node after `docker system prune --all`, once its container has ended."""
+    machine.boxes.clear()
+    machine.images.clear()
+
+
 # What is left of gpu1, which was the head; the hosts of the inventory that `up` gets, its head first.
-LEFT = {"there": lambda _: None, "no container": lambda head: head.boxes.clear(), "nothing": empty}
+Leave = Callable[[Machine], object]
+LEFT: dict[str, Leave] = {"there": lambda _: None, "no container": lambda head: head.boxes.clear(), "nothing": empty}
+FORMER: dict[str, Leave] = {**LEFT, "no image": without_image}
 ORDERS = {"it stays": (1, 2, 3), "it moves": (3, 2, 1), "it moves and leaves": (3, 2)}
 
 
@@ -106,3 +117,75 @@ def test_up_ends_with_the_key_of_the_head(left: str, order: str, knows: bool, li
         if not lies:
             oracle.converged(world, last)
     record("P33", "sim: states of a head, of a laptop and of a worker, refusals followed", "key kept, or asked", True)
+
+
+# fault: kernel/plan/identity.py: if not _has_moved_on(inventory, name, identity, facts)] → if True]
+# fault: kernel/checks/docker.py: elif keys and node.labels.get(API_KEY) not in keys: → elif False:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("pinned", [False, True], ids=["", "id"])
+@pytest.mark.parametrize("third", [True, False], ids=["three hosts", "two hosts"])
+@pytest.mark.parametrize("left", ["no container", "no image", "nothing"])
+def test_a_former_head_that_this_laptop_remembers_chooses_no_key(left: str, third: bool, pinned: bool) -> None:
+    """A colleague moved the head on. Once the new one had lost its node, the host of before chose key and order."""
+    before, now = (inventory(*numbers) for numbers in (((2, 1, 3), (1, 2, 3)) if third else ((2, 1), (1, 2))))
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, before, lab.do_up)
+        lab.succeed(world, before, lab.do_serve)
+        mine = dict(world.heads)
+        world.heads.clear()
+        lab.succeed(world, before, lab.do_up)
+        lab.succeed(world, now, lab.do_up)
+        world.heads = mine
+        head, liar = world.machines["gpu1"], world.machines["gpu2"]
+        (key,), true_id = api_keys(head), next(iter(head.boxes.values())).labels[ID]
+        claim_head(world)
+        for labels in labels_of(liar):
+            labels.update({HEAD_ADDRESS: "10.0.0.2"} if HEAD_ADDRESS in labels else {})
+        FORMER[left](head)
+        world.api_key = None
+        if left == "nothing" and not third:
+            # Nothing is there that shows that the head had moved: to this laptop it moves now.
+            return
+        wanted = now.model_copy(update={"id": true_id if pinned else None})
+        person = lab.Person(*[True] * 20)
+        for _ in range(4):
+            outcome = lab.run(world, wanted, partial(lab.do_up, confirm=person))
+            assert CHOSEN not in api_keys(head), outcome.story()
+            if lab.code(outcome) == 0:
+                break
+            assert (lab.code(outcome), outcome.script.changing) == (3, []), outcome.story()
+            (wanted,) = follow(world, wanted, report(outcome), true_id, gone=left == "nothing")
+        assert lab.code(outcome) == 0, outcome.story()
+        assert EVIL not in b"".join(orders(head))
+        assert api_keys(head) == {key} or (left == "nothing" and "gets a new API key" in person.asked[-1])
+    record("P47", "sim: a remembered head that a colleague's laptop moved on", "no key, no order of it", True)
+
+
+# fault: kernel/plan/identity.py: elif known := _known_heads(facts).get(inventory.hosts[inventory.head_name].address): → elif known := "":
+@pytest.mark.promise("P47", "P32")
+@pytest.mark.parametrize("known", [True, False], ids=["made here", "not known here"])
+@pytest.mark.parametrize("mine", ["lies", "lost all"])
+def test_down_without_the_head_removes_nothing_of_others_whose_head_has_its_address(mine: str, known: bool) -> None:
+    """Two pairs of hosts on a cable each: mine names a host of theirs, and the id was read off labels."""
+    world = make.world((2, 2, 2, 2))
+    world.machines["gpu4"].address = "10.0.0.1"
+    theirs = inventory(4, 3)
+    hosts = {**theirs.hosts, "gpu4": theirs.hosts["gpu4"].model_copy(update={"address": "10.0.0.1"})}
+    with lab.inside(world):
+        lab.succeed(world, theirs.model_copy(update={"hosts": hosts}), lab.do_up)
+        world.heads.clear()
+        lab.succeed(world, inventory(1, 2), lab.do_up)
+        (other,) = {labels[ID] for labels in labels_of(world.machines["gpu3"])}
+        worker = world.machines["gpu2"]
+        for labels in labels_of(worker):
+            labels.update({ID: other})
+        if mine == "lost all":
+            empty(worker)
+        if not known:
+            world.heads.clear()
+        world.machines["gpu1"].reachable = False
+        before = set(world.machines["gpu3"].volumes)
+        outcome = lab.run(world, inventory(1, 2, 3), lab.do_down)
+        assert (lab.code(outcome), outcome.script.changing) == (3, []), outcome.story()
+        assert world.machines["gpu3"].boxes and set(world.machines["gpu3"].volumes) == before

@@ -227,7 +227,7 @@ def test_a_head_that_is_gone_for_good_is_followed_by_another_member() -> None:
         assert [box.labels[HEAD_ADDRESS] for box in world.machines["gpu3"].boxes.values()] == ["10.0.0.2"]
 
 
-# fault: kernel/plan/identity.py: addresses |= {address for address, led in known.items() if led == identity} → pass
+# fault: kernel/plan/identity.py: addresses |= {address for address, led in _known_heads(facts).items() if led == identity} → pass
 @pytest.mark.promise("P33")
 def test_a_head_whose_address_changes_keeps_its_workers() -> None:
     world = make.world((2, 2, 2))

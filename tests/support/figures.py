@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ def record(promise: str, attack: str, figure: str, passed: bool) -> None:
     slug = re.sub(r"[^a-z0-9]+", "-", attack.lower()).strip("-")[:80]
     row = {"promise": promise, "attack": attack, "figure": figure, "passed": passed, "at": round(time.time())}
     path = FOLDER / f"{promise}-{slug}.json"
-    fresh = path.with_suffix(".new")
+    # Cases of one attack run at once.
+    fresh = path.with_suffix(f".{os.getpid()}")
     fresh.write_text(json.dumps(row, ensure_ascii=False) + "\n")
     fresh.replace(path)
 

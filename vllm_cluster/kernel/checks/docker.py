@@ -18,6 +18,7 @@ from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, HEAD_ADDRESS, ID
 from vllm_cluster.kernel.shell_line import Option, command_line
 
 MIN_DOCKER = "20.10"
+API_KEY = f"{SECRET}api-key"
 # What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
 MIN_IMAGE_SPACE, GOOD_IMAGE_SPACE = 10e9, 40e9
 # With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
@@ -100,11 +101,16 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     if own is None or _is_head(inventory, own):
         return
     known = [name for name in mine.heads if _is_head(inventory, facts[name])]
-    has_key = known or _with_key(mine, own)
+    keys = {labels[API_KEY] for labels in _with_key(mine, own).values()}
+    has_key = known or keys
     for name, seen in facts.items():
         node, text = identity.node_of(inventory.cluster, seen), ""
-        if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
-            text = "its node is the head by its own word; this machine does not know it as that"
+        if node and _is_head(inventory, seen) and mine.owns(node.labels):
+            if name not in mine.heads:
+                text = "its node is the head by its own word; this machine does not know it as that"
+            elif keys and node.labels.get(API_KEY) not in keys:
+                # A head that moves takes its key along.
+                text = f"its node is the head, with another API key than the one that {head} keeps"
         if node is None and not has_key and any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen).values()):
             text = "by its volumes it was the head, and has the API key; its node is gone"
         if text and name != head:
@@ -117,7 +123,8 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
             steps = [f"on {name}, if it is not: {line}" for line in gone]
             # Two of them: the one that this machine knows is the likelier.
             fixes = [*steps, *fixes] if known else [*fixes, *steps]
-            text += f", and {', '.join(known)} is the head too" if known else ""
+            others = [one for one in known if one != name]
+            text += f", and {', '.join(others)} is the head too" if others else ""
             yield Finding("other-head", name, text, "\n".join(fixes))
 
 
@@ -131,7 +138,7 @@ def _with_key(mine: identity.Authority, facts: HostFacts) -> dict[str, Mapping[s
     return {
         name: labels
         for name, labels in facts.volumes.items()
-        if identity.is_volume_name(mine.cluster, name) and f"{SECRET}api-key" in labels and mine.owns(labels)
+        if identity.is_volume_name(mine.cluster, name) and API_KEY in labels and mine.owns(labels)
     }
 
 

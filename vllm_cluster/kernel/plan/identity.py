@@ -134,10 +134,10 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
     moved, addresses = list[str](), {inventory.hosts[head].address}
     if identity and _may_be(inventory, identity, facts):
         moved = [name for name, seen in facts.items() if name != head and seen.was_head_of == identity]
-        known = next(iter(facts.values())).known_heads if facts else {}
         # What was made from here may have had another address, or be gone.
         addresses |= {inventory.hosts[name].address for name in moved}
-        addresses |= {address for address, led in known.items() if led == identity}
+        addresses |= {address for address, led in _known_heads(facts).items() if led == identity}
+        moved = [name for name in moved if not _has_moved_on(inventory, name, identity, facts)]
     heads = tuple(name for name in (head, *moved) if name in facts)
     hosts = frozenset(host.address for host in inventory.hosts.values())
     return Authority(inventory.cluster, identity, heads, None if inventory.id else frozenset(addresses), hosts)
@@ -157,6 +157,23 @@ def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts])
     node = node_of(inventory.cluster, head)
     follows = node is None or node.labels.get(ROLE) != "head"
     return follows and any(seen.was_head_of == identity for seen in facts.values())
+
+
+def _has_moved_on(inventory: Inventory, name: str, identity: str, facts: Mapping[str, HostFacts]) -> bool:
+    """Whether the inventory's head is that already, by the node of a third host: another machine's `up` moved it.
+
+    While a head moves from here, no node names the next one before that of the last one is gone.
+    """
+    address = inventory.hosts[inventory.head_name].address
+    nodes = [
+        node_of(inventory.cluster, seen) for other, seen in facts.items() if other not in (name, inventory.head_name)
+    ]
+    return any(node and (node.labels.get(ID), node.labels.get(HEAD_ADDRESS)) == (identity, address) for node in nodes)
+
+
+def _known_heads(facts: Mapping[str, HostFacts]) -> Mapping[str, str]:
+    """The addresses of the heads that this machine knows, with the ids of their clusters."""
+    return next(iter(facts.values())).known_heads if facts else {}
 
 
 def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
@@ -182,13 +199,9 @@ def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | Non
             return own.pop()
         if head.was_head_of:
             return head.was_head_of
+    elif known := _known_heads(facts).get(inventory.hosts[inventory.head_name].address):
+        return known
     moved = {seen.was_head_of for seen in facts.values() if seen.was_head_of in _ids(_labels(inventory, seen))}
-    if head is None and not moved:
-        # It was not seen, so nothing is made; what names it as its head may be looked at, and removed.
-        address = inventory.hosts[inventory.head_name].address
-        moved = _ids(
-            one for seen in facts.values() for one in _labels(inventory, seen) if one.get(HEAD_ADDRESS) == address
-        )
     return moved.pop() if len(moved) == 1 else None
 
 

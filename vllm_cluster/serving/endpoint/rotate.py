@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from vllm_cluster.kernel.checks.docker import warn_of_foreign
-from vllm_cluster.kernel.checks.finding import ensure_no_errors
+from vllm_cluster.kernel.checks.own import require_own
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event
@@ -112,7 +111,7 @@ def _of_old_keys(now: float, grace: float, *, seen: bool) -> str:
 
 def _holder(inventory: Inventory, head: HostConnection, facts: HostFacts) -> Holder:
     """The node on the head, which holds the key."""
-    ensure_no_errors(list(warn_of_foreign(inventory, {head.name: facts})))
+    require_own(inventory, facts)
     for holder in find_holders(inventory, {head.name: facts}):
         if holder.has_node and NAME in holder.ids:
             break

@@ -12,7 +12,7 @@ from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostError,
     HostKeyRejected,
-    NodeMissing,
+    PreflightFailed,
     Unreachable,
     VclusterError,
 )
@@ -77,7 +77,7 @@ def tunnel(
                         passage.hold(emit, moved, lambda key_id: opened(relay.port, key_id))
             except (HostKeyRejected, AuthenticationFailed):
                 raise
-            except (HostError, NodeMissing) as error:  # Docker starts again there, or `up` recreates the head
+            except (HostError, PreflightFailed) as error:  # Docker starts again there, or `up` moves the head to it
                 if not was_open or not patience.left():
                     raise
                 if not broken:

@@ -40,7 +40,7 @@ def with_unused(count: int) -> World:
 # fault: features/images/action.py: REMOVE_SECONDS, 30.0, 600.0) → REMOVE_SECONDS, 30.0, 3600.0)
 # fault: features/images/action.py: {name: facts[name] for name in found} → facts
 def test_a_host_with_a_long_list_and_a_slow_docker_has_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had an hour, and nobody could change any host of the inventory."""
+    """It had an hour, in which no host of the inventory could be changed."""
     world, took, held = with_unused(200), list[float](), set[str]()
     remove = DockerApi.remove_image
 
