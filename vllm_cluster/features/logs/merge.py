@@ -109,7 +109,7 @@ class LogMerge:
         """
         queue = self._queues[log]
         with self._changed:
-            # None was printed after it was read, also where its host's clock shows another: one of 9999 would be the last.
+            # None was printed after it was read: one of the year 9999 would be the last.
             newest, latest = queue.newest, int(self._clock.time() * SECOND)
             for line in lines:
                 newest = max(newest, min(line.at, latest))
