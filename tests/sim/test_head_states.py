@@ -5,7 +5,6 @@ Refusals are followed as printed, by a person who knows which host the head was.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -14,10 +13,9 @@ import pytest
 
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
-from tests.support.sim.heads import EVIL, api_keys, claim_head, empty, files, labels_of, report
+from tests.support.sim.heads import EVIL, api_keys, claim_head, contents, empty, files, follow, labels_of, report
 from tests.support.sim.make import inventory_of as inventory
-from tests.support.sim.world import Machine, World
-from vllm_cluster.kernel.inventory.model import Inventory
+from tests.support.sim.world import Machine
 from vllm_cluster.kernel.plan.members import Named
 from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID
 
@@ -43,36 +41,7 @@ def orders(machine: Machine) -> list[bytes]:
     return [content for name, content in files(machine).items() if name.endswith("wanted.json")]
 
 
-def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: bool) -> list[Inventory]:
-    """Do what a refusal prints, as a person who knows that gpu1 is the head, or is gone; returns what to bring up then.
-
-    The last of them is the inventory that was refused, or follows it.
-    """
-    if f"set head: gpu1\nvcluster up\nthen set head: {words.head_name}" in refused and "gpu1" in words.hosts:
-        return [words.model_copy(update={"head": "gpu1"}), words]
-    lines = re.findall(r"on gpu2, if it is not: (docker .*)$", refused, re.MULTILINE)
-    for line in lines:
-        remove(world.machines["gpu2"], line.split())
-    if lines:
-        return [words]
-    if not gone and "add its head to hosts: and set head: to it, run vcluster up, and then change" in refused:
-        every = [inventory(*numbers, id=words.id) for numbers in ((1, 2, 3), (3, 2, 1))]
-        return [*every, words]
-    if f"set id: {true_id}" in refused and words.id is None:
-        return [words.model_copy(update={"id": true_id})]
-    raise AssertionError(f"no step for this person in:\n{refused}")
-
-
-def remove(machine: Machine, words: list[str]) -> None:
-    """What Docker does by `docker rm -f NAME` and `docker volume rm NAME`."""
-    if words[:3] == ["docker", "rm", "-f"]:
-        machine.boxes = {key: box for key, box in machine.boxes.items() if box.name != words[3]}
-    else:
-        assert words[:3] == ["docker", "volume", "rm"]
-        del machine.volumes[words[3]]
-
-
-# fault: kernel/checks/docker.py: command_line("docker", "volume", "rm", volume) for volume in _with_key(mine, seen) → *()
+# fault: kernel/checks/docker.py: command_line("docker", "volume", "rm", volume) for volume in volumes → *()
 # fault: kernel/checks/docker.py: if same and is_head: → if same:
 # fault: serving/cluster/up.py: new_key=stops.anything and _makes_new_key(inventory, seen) → new_key=False
 @pytest.mark.promise("P33", "P47")
@@ -95,7 +64,7 @@ def test_up_ends_with_the_key_of_the_head(left: str, order: str, knows: bool, li
         wanted = inventory(*ORDERS[order], id=true_id if pinned else None)
         todo, refusals = [wanted], 0
         while todo:
-            outcome = lab.run(world, todo[0], up)
+            before, outcome = contents(world), lab.run(world, todo[0], up)
             assert CHOSEN not in api_keys(world.machines[todo[0].head_name]), outcome.story()
             if lab.code(outcome) == 0:
                 last = todo.pop(0)
@@ -105,7 +74,7 @@ def test_up_ends_with_the_key_of_the_head(left: str, order: str, knows: bool, li
             if "vcluster up --former gpu1" in report(outcome):
                 up = partial(up, named=Named(former=("gpu1",)))
                 continue
-            assert (lab.code(outcome), outcome.script.changing) == (3, []), outcome.story()
+            assert (lab.code(outcome), contents(world)) == (3, before), outcome.story()
             todo[:1] = follow(world, todo[0], report(outcome), true_id, gone=left == "nothing")
         head = world.machines[wanted.head_name]
         assert EVIL not in b"".join(orders(head))
@@ -119,15 +88,14 @@ def test_up_ends_with_the_key_of_the_head(left: str, order: str, knows: bool, li
     record("P33", "sim: states of a head, of a laptop and of a worker, refusals followed", "key kept, or asked", True)
 
 
-# fault: kernel/plan/identity.py: if not _has_moved_on(inventory, name, identity, facts)] → if True]
-# fault: kernel/checks/docker.py: elif keys and node.labels.get(API_KEY) not in keys: → elif False:
+# fault: kernel/plan/identity.py: if not who_denies(inventory, name, facts)] → if True]
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("pinned", [False, True], ids=["", "id"])
 @pytest.mark.parametrize("third", [True, False], ids=["three hosts", "two hosts"])
 @pytest.mark.parametrize("left", ["no container", "no image", "nothing"])
 def test_a_former_head_that_this_laptop_remembers_chooses_no_key(left: str, third: bool, pinned: bool) -> None:
     """A colleague moved the head on. Once the new one had lost its node, the host of before chose key and order."""
-    before, now = (inventory(*numbers) for numbers in (((2, 1, 3), (1, 2, 3)) if third else ((2, 1), (1, 2))))
+    before, after = (inventory(*numbers) for numbers in (((2, 1, 3), (1, 2, 3)) if third else ((2, 1), (1, 2))))
     world = make.world((2, 2, 2))
     with lab.inside(world):
         lab.succeed(world, before, lab.do_up)
@@ -135,7 +103,7 @@ def test_a_former_head_that_this_laptop_remembers_chooses_no_key(left: str, thir
         mine = dict(world.heads)
         world.heads.clear()
         lab.succeed(world, before, lab.do_up)
-        lab.succeed(world, now, lab.do_up)
+        lab.succeed(world, after, lab.do_up)
         world.heads = mine
         head, liar = world.machines["gpu1"], world.machines["gpu2"]
         (key,), true_id = api_keys(head), next(iter(head.boxes.values())).labels[ID]
@@ -147,14 +115,14 @@ def test_a_former_head_that_this_laptop_remembers_chooses_no_key(left: str, thir
         if left == "nothing" and not third:
             # Nothing is there that shows that the head had moved: to this laptop it moves now.
             return
-        wanted = now.model_copy(update={"id": true_id if pinned else None})
+        wanted = after.model_copy(update={"id": true_id if pinned else None})
         person = lab.Person(*[True] * 20)
         for _ in range(4):
-            outcome = lab.run(world, wanted, partial(lab.do_up, confirm=person))
+            now, outcome = contents(world), lab.run(world, wanted, partial(lab.do_up, confirm=person))
             assert CHOSEN not in api_keys(head), outcome.story()
             if lab.code(outcome) == 0:
                 break
-            assert (lab.code(outcome), outcome.script.changing) == (3, []), outcome.story()
+            assert (lab.code(outcome), contents(world)) == (3, now), outcome.story()
             (wanted,) = follow(world, wanted, report(outcome), true_id, gone=left == "nothing")
         assert lab.code(outcome) == 0, outcome.story()
         assert EVIL not in b"".join(orders(head))
@@ -162,7 +130,7 @@ def test_a_former_head_that_this_laptop_remembers_chooses_no_key(left: str, thir
     record("P47", "sim: a remembered head that a colleague's laptop moved on", "no key, no order of it", True)
 
 
-# fault: kernel/plan/identity.py: elif known := _known_heads(facts).get(inventory.hosts[inventory.head_name].address): → elif known := "":
+# fault: kernel/plan/identity.py: elif known := _known_heads(facts).head: → elif known := None:
 @pytest.mark.promise("P47", "P32")
 @pytest.mark.parametrize("known", [True, False], ids=["made here", "not known here"])
 @pytest.mark.parametrize("mine", ["lies", "lost all"])

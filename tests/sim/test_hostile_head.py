@@ -16,7 +16,7 @@ from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.errors import LeftAlone, UsageError
-from vllm_cluster.kernel.hosts.visited import Led
+from vllm_cluster.kernel.facts.heads import Led
 from vllm_cluster.kernel.plan.members import Named, way_to
 from vllm_cluster.kernel.plan.spec import ID, SPEC
 from vllm_cluster.kernel.transport.base import Target, Transport

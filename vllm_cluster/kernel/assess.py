@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.apply.members import look_at_members
+from vllm_cluster.kernel.apply.two_heads import require_one_head
 from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import ensure_no_errors, merged
 from vllm_cluster.kernel.checks.registry import preflight
@@ -102,8 +103,10 @@ def compare_hosts(
 
     Raises:
         UsageError: a host that is named has not left.
+        PreflightFailed: two hosts have what a head has, and each has another key or another order.
     """
     if locked:
+        require_one_head(inventory, facts, fleet)
         secrets = collect_with_values(inventory, _read(inventory, facts, fleet), fleet.runtime)
     else:
         secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, read=read)

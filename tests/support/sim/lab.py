@@ -22,8 +22,9 @@ from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.heads import Led
 from vllm_cluster.kernel.hosts.runtime import Runtime
-from vllm_cluster.kernel.hosts.visited import Led, Visited
+from vllm_cluster.kernel.hosts.visited import Visited
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.members import Named, Way
 from vllm_cluster.kernel.plan.plan import Plan

@@ -14,8 +14,8 @@ from zlib import crc32
 
 from tests.support.sim.clock import EPOCH, Clock
 from tests.support.sim.faults import Script
+from vllm_cluster.kernel.facts.heads import Led
 from vllm_cluster.kernel.hosts.runtime import Runtime
-from vllm_cluster.kernel.hosts.visited import Led
 from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.kernel.plan.spec import CLUSTER
 

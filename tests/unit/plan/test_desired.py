@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support import world
+from vllm_cluster.kernel.facts.heads import KnownHeads, Led
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, Nic
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, STATE_FOLDER, desired
 from vllm_cluster.kernel.plan.identity import is_volume_name
@@ -80,7 +81,7 @@ def test_secrets_are_kept_where_volumes_are_all_that_is_left() -> None:
     state = {CLUSTER: "lab", ID: "1d", HEAD_ADDRESS: "10.0.0.1"}
     labels = {**state, f"{SECRET}ray-token": "11", f"{SECRET}api-key": "22"}
     volumes = {"vcluster-lab-state": state, secrets_volume("lab", {"x": "y"}): labels}
-    was_head = {"volumes": volumes, "was_head_of": "1d"}
+    was_head = {"volumes": volumes, "known_heads": KnownHeads(Led("10.0.0.2", "1d"))}
     for facts in (world.hosts(gpu1={"volumes": volumes}), world.hosts(gpu2=was_head)):
         assert kept_secrets(words, facts) == {"ray-token": "11", "api-key": "22"}
     assert kept_secrets(words, world.hosts(gpu2={"volumes": volumes})) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -14,7 +14,7 @@ from vllm_cluster.kernel.plan.desired import STATE_FOLDER, found_gpus
 from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
 from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.images import find_image
-from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, HEAD_ADDRESS, ID, ROLE, SECRET, VERSION, node_name
+from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, ID, ROLE, SECRET, VERSION, node_name
 from vllm_cluster.kernel.shell_line import Option, command_line
 
 MIN_DOCKER = "20.10"
@@ -97,35 +97,41 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     would go with its node, though this machine remembers another one.
     """
     mine, head = identity.authority(inventory, facts), inventory.head_name
-    own, at = facts.get(head), inventory.hosts[head].address
+    own = facts.get(head)
     if own is None or _is_head(inventory, own):
         return
-    known = [name for name in mine.heads if _is_head(inventory, facts[name])]
-    keys = {labels[API_KEY] for labels in _with_key(mine, own).values()}
-    has_key = known or keys
+    # Where it keeps a key itself, what both hold is compared before anything is changed.
+    keeps = _with_key(mine, own)
     for name, seen in facts.items():
-        node, text = identity.node_of(inventory.cluster, seen), ""
-        if node and _is_head(inventory, seen) and mine.owns(node.labels):
-            if name not in mine.heads:
-                text = "its node is the head by its own word; this machine does not know it as that"
-            elif keys and node.labels.get(API_KEY) not in keys:
-                # A head that moves takes its key along.
-                text = f"its node is the head, with another API key than the one that {head} keeps"
-        if node is None and not has_key and any(one.get(HEAD_ADDRESS) != at for one in _with_key(mine, seen).values()):
+        node = identity.node_of(inventory.cluster, seen)
+        others = [one for one in mine.heads if one != name and _is_head(inventory, facts[one])]
+        also = f", and {', '.join(others)} is the head too" if others else ""
+        if name == head:
+            continue
+        if node is None and not keeps and (volumes := _with_key(mine, seen)):
             text = "by its volumes it was the head, and has the API key; its node is gone"
-        if text and name != head:
-            fixes = [f"if it is the head: set head: {name}\nvcluster up\nthen set head: {head}"]
-            gone = (
-                [command_line("docker", "rm", Option("-f"), node.name)]
-                if node
-                else [command_line("docker", "volume", "rm", volume) for volume in _with_key(mine, seen)]
-            )
-            steps = [f"on {name}, if it is not: {line}" for line in gone]
-            # Two of them: the one that this machine knows is the likelier.
-            fixes = [*steps, *fixes] if known else [*fixes, *steps]
-            others = [one for one in known if one != name]
-            text += f", and {', '.join(others)} is the head too" if others else ""
-            yield Finding("other-head", name, text, "\n".join(fixes))
+            lines = [command_line("docker", "volume", "rm", volume) for volume in volumes]
+            yield two_heads(inventory, name, text + also, lines, likely=not others)
+        if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
+            gone = command_line("docker", "rm", Option("-f"), node.name)
+            if denied := identity.who_denies(inventory, name, facts) if seen.was_head_of else []:
+                text = f"its node is the head, as this machine remembers, and another one by {' and '.join(denied)}"
+                fixes = [f"on {one}, if {name} is the head: {gone}" for one in denied]
+                yield Finding("other-head", name, text, "\n".join([*fixes, f"on {name}, if it is not: {gone}"]))
+            else:
+                text = "its node is the head by its own word; this machine does not know it as that"
+                yield two_heads(inventory, name, text + also, [gone], likely=not others)
+
+
+def two_heads(inventory: Inventory, name: str, text: str, gone: Iterable[str], *, likely: bool) -> Finding:
+    """The finding of a host that may be the head, with the steps for both; `gone` are the commands if it is not.
+
+    A person decides. The step for what is likely comes first.
+    """
+    head = inventory.head_name
+    fixes = [f"if it is the head: set head: {name}\nvcluster up\nthen set head: {head}"]
+    steps = [f"on {name}, if it is not: {line}" for line in gone]
+    return Finding("other-head", name, text, "\n".join([*fixes, *steps] if likely else [*steps, *fixes]))
 
 
 def _is_head(inventory: Inventory, facts: HostFacts) -> bool:

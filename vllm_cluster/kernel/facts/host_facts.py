@@ -9,6 +9,7 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 
 from vllm_cluster.kernel.facts.details import Details
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
+from vllm_cluster.kernel.facts.heads import KnownHeads
 
 TUNNELS = re.compile(r"(tun|wg|tailscale|zt|docker|virbr|cni|flannel)[0-9a-z]*|br-[0-9a-f]{12}")
 TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
@@ -151,7 +152,7 @@ class DockerFacts:
 
 
 # What this machine adds to the facts of a host: no part of a document about the host.
-OF_THIS_MACHINE = ("was_head_of", "made_here", "known_heads")
+OF_THIS_MACHINE = ("known_heads",)
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,7 @@ class HostFacts:
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
     /dev/infiniband; `gpu_problem` what nvidia-smi printed in place of GPUs. `details`, and `other_containers`, the
     containers of other owners, are set only where they were asked for. `distribution` is the system's own id, and
-    those that it is like. Three do not come from the host: `was_head_of` is the id of the cluster whose head this
-    machine knows there, empty where it knows none, `made_here` whether it made it, and `known_heads` are the addresses
-    of all heads that it knows, with those ids.
+    those that it is like. `known_heads` do not come from the host: this machine remembers them.
     """
 
     host: str
@@ -200,9 +199,19 @@ class HostFacts:
     member_record: str = ""
     gids: tuple[Gid, ...] = ()
     distribution: tuple[str, ...] = ()
-    was_head_of: str = ""
-    made_here: bool = False
-    known_heads: Mapping[str, str] = field(default_factory=dict)
+    known_heads: KnownHeads = field(default_factory=KnownHeads)
+
+    @property
+    def was_head_of(self) -> str:
+        """The id of the cluster whose head this machine knows there; empty where it knows none."""
+        here = self.known_heads.here
+        return here.id if here and here.leads else ""
+
+    @property
+    def made_here(self) -> bool:
+        """Whether this machine made that head."""
+        here = self.known_heads.here
+        return bool(here and here.leads and here.made)
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

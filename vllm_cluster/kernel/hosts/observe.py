@@ -12,6 +12,7 @@ from vllm_cluster.kernel.errors import CommandFailed, DockerError
 from vllm_cluster.kernel.facts import parse
 from vllm_cluster.kernel.facts.details import ImageDetails
 from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
+from vllm_cluster.kernel.facts.heads import KnownHeads
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.held import ALL_HOSTS, TooMuch, one_at_a_time, share
 from vllm_cluster.kernel.hosts.connection import WORKERS, HostConnection
@@ -132,9 +133,8 @@ def _remembered(facts: HostFacts, inventory: Inventory, connection: HostConnecti
     """The same with what this machine remembers of heads."""
     heads, host = connection.runtime.visited.heads(inventory.cluster), inventory.hosts.get(connection.name)
     here = heads.get(way_to(inventory, host)) if host else None
-    known = {led.address: led.id for led in heads.values()}
-    was = here.id if here and here.leads else ""
-    return replace(facts, was_head_of=was, made_here=bool(was and here and here.made), known_heads=known)
+    head = heads.get(way_to(inventory, inventory.hosts[inventory.head_name]))
+    return replace(facts, known_heads=KnownHeads(here, head, tuple(heads.values())))
 
 
 def _record(docker: DockerApi, node: Container | None) -> str:

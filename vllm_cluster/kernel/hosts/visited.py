@@ -10,26 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.facts.heads import Led
 from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_whole
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.values import Address, Name, Port
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.plan.members import Way
-
-
-@dataclass(frozen=True)
-class Led:
-    """A head: its address, the id of its cluster, and whether it still leads that: volumes name also an earlier one.
-
-    It is `made` where this machine created the cluster or moved the head there, or has the id from a person; else it
-    was found so.
-    """
-
-    address: str
-    id: str
-    leads: bool = True
-    made: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def ensure_ssh_config(inventory: Inventory) -> None:
     """
     config = inventory.ssh.config
     if config and (text := _missing(config)):
-        raise InventoryError(_at(inventory, ("ssh", "config"), text))
+        where = _at(inventory, ("ssh", "config"), text)
+        raise InventoryError(where, hint="name an ssh_config that is there, or leave ssh.config out")
 
 
 def missing_identities(inventory: Inventory) -> Iterator[str]:

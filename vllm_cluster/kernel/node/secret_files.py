@@ -101,10 +101,19 @@ def _read(
     there = docker.volumes.labelled(f"{CLUSTER}={cluster}").get(holder.volume)
     if there is None or images is None:
         return {}
-    with some_image(docker, cluster, images) as image:
-        body = volume_writer_body(Owner(cluster, there.get(ID)), image, Mount(holder.volume, SECRETS_FOLDER))
-        with connection.temporary.door(cluster, body) as door:
-            return _files(docker, door, wanted)
+    owner = Owner(cluster, there.get(ID))
+    with through_volume(connection, owner, Mount(holder.volume, SECRETS_FOLDER), images) as door:
+        return _files(docker, door, wanted)
+
+
+@contextmanager
+def through_volume(connection: HostConnection, owner: Owner, volume: Mount, images: Iterable[str]) -> Iterator[str]:
+    """A container, while this lasts, through which the files of a volume are read that no node has."""
+    with (
+        some_image(connection.docker, owner.cluster, images) as image,
+        connection.temporary.door(owner.cluster, volume_writer_body(owner, image, volume)) as door,
+    ):
+        yield door
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
+from vllm_cluster.kernel.facts.heads import KnownHeads
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, ROLE, SPEC, ContainerSpec, node_name
 
@@ -133,11 +134,11 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
     head, identity = inventory.head_name, inventory.id or _known_id(inventory, facts)
     moved, addresses = list[str](), {inventory.hosts[head].address}
     if identity and _may_be(inventory, identity, facts):
-        moved = [name for name, seen in facts.items() if name != head and seen.was_head_of == identity]
+        before = [name for name, seen in facts.items() if name != head and seen.was_head_of == identity]
         # What was made from here may have had another address, or be gone.
-        addresses |= {inventory.hosts[name].address for name in moved}
-        addresses |= {address for address, led in _known_heads(facts).items() if led == identity}
-        moved = [name for name in moved if not _has_moved_on(inventory, name, identity, facts)]
+        addresses |= {inventory.hosts[name].address for name in before}
+        addresses |= {led.address for led in _known_heads(facts).every if led.id == identity}
+        moved = [name for name in before if not who_denies(inventory, name, facts)]
     heads = tuple(name for name in (head, *moved) if name in facts)
     hosts = frozenset(host.address for host in inventory.hosts.values())
     return Authority(inventory.cluster, identity, heads, None if inventory.id else frozenset(addresses), hosts)
@@ -159,21 +160,26 @@ def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts])
     return follows and any(seen.was_head_of == identity for seen in facts.values())
 
 
-def _has_moved_on(inventory: Inventory, name: str, identity: str, facts: Mapping[str, HostFacts]) -> bool:
-    """Whether the inventory's head is that already, by the node of a third host: another machine's `up` moved it.
+def who_denies(inventory: Inventory, name: str, facts: Mapping[str, HostFacts]) -> list[str]:
+    """The other hosts whose nodes name a further head than this one, which this machine remembers as the head.
 
-    While a head moves from here, no node names the next one before that of the last one is gone.
+    An `up` from another machine has moved it on, or they lie. While it moves from here, no node names the next head
+    before the node of this one is gone.
     """
-    address = inventory.hosts[inventory.head_name].address
-    nodes = [
-        node_of(inventory.cluster, seen) for other, seen in facts.items() if other not in (name, inventory.head_name)
+    here = facts[name].known_heads.here
+    own = {inventory.hosts[name].address, here.address if here else ""}
+    nodes = {other: node_of(inventory.cluster, seen) for other, seen in facts.items() if other != name}
+    rows = {
+        other: node.labels for other, node in nodes.items() if node and node.labels.get(ID) == facts[name].was_head_of
+    }
+    return [
+        other for other, labels in rows.items() if other != inventory.head_name and labels.get(HEAD_ADDRESS) not in own
     ]
-    return any(node and (node.labels.get(ID), node.labels.get(HEAD_ADDRESS)) == (identity, address) for node in nodes)
 
 
-def _known_heads(facts: Mapping[str, HostFacts]) -> Mapping[str, str]:
-    """The addresses of the heads that this machine knows, with the ids of their clusters."""
-    return next(iter(facts.values())).known_heads if facts else {}
+def _known_heads(facts: Mapping[str, HostFacts]) -> KnownHeads:
+    """What this machine knows of heads, but for that of a single host."""
+    return next((seen.known_heads for seen in facts.values()), KnownHeads())
 
 
 def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
@@ -199,8 +205,8 @@ def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | Non
             return own.pop()
         if head.was_head_of:
             return head.was_head_of
-    elif known := _known_heads(facts).get(inventory.hosts[inventory.head_name].address):
-        return known
+    elif known := _known_heads(facts).head:
+        return known.id
     moved = {seen.was_head_of for seen in facts.values() if seen.was_head_of in _ids(_labels(inventory, seen))}
     return moved.pop() if len(moved) == 1 else None
 

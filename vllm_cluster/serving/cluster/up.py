@@ -14,13 +14,13 @@ from vllm_cluster.kernel.assess import Assessment, assess, compare_hosts, facts_
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.errors import NodesNotJoined, TagMoved, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, Kind, show_waiting_once, warn_once
+from vllm_cluster.kernel.facts.heads import Led
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.lent import show_end
 from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
-from vllm_cluster.kernel.hosts.visited import Led
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.images.supply import renew
 from vllm_cluster.kernel.inventory.model import Inventory

@@ -13,8 +13,8 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
 from vllm_cluster.kernel import known_secrets
+from vllm_cluster.kernel.facts.heads import Led
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.hosts.visited import Led
 from vllm_cluster.kernel.known_secrets import Comparisons, redactor
 from vllm_cluster.kernel.plan.spec import SECRET
 from vllm_cluster.kernel.text import redact

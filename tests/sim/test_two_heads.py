@@ -1,0 +1,168 @@
+"""Two hosts that have what a head has, as while one moves: what they hold is compared, or a person decides.
+
+Labels show no rotation, and memory cannot know that another laptop has moved the head on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, make
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.heads import EVIL, api_keys, claim_head, contents, empty, files, follow, labels_of, report
+from tests.support.sim.make import inventory_of as inventory
+from tests.support.sim.world import Machine, World
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID, ROLE
+from vllm_cluster.wire.keys import KeyFile
+
+THERE, MOVED = inventory(1, 2, 3), inventory(3, 2, 1)
+PAIR, PAIR_MOVED = inventory(2, 1), inventory(1, 2)
+
+
+def keys_of(machine: Machine) -> set[str]:
+    """The API keys that clients may use there."""
+    return {KeyFile.read(content.decode()).key for content in api_keys(machine)}
+
+
+def rotate(machine: Machine, key: str) -> None:
+    """What `endpoint --rotate` writes: its file and its labels keep their names."""
+    for volume in machine.volumes.values():
+        for name in [one for one in volume.files if one.startswith("api-key")]:
+            volume.files[name] = KeyFile(key, lab.fast_secret_id("lab", "api-key", key)).text().encode()
+
+
+def is_head(machine: Machine) -> bool:
+    """Whether its node is the head."""
+    return any(box.labels.get(ROLE) == "head" for box in machine.boxes.values())
+
+
+def bring_up(world: World, wanted: Inventory, true_id: str) -> str:
+    """Bring it up, and do what each refusal prints; returns all that a person reads."""
+    todo, text = [wanted], ""
+    for _ in range(8):
+        before, outcome = contents(world), lab.run(world, todo[0], lab.do_up)
+        text += report(outcome)
+        if lab.code(outcome) == 0:
+            todo.pop(0)
+            if not todo:
+                return text
+            continue
+        assert (lab.code(outcome), contents(world)) == (3, before), outcome.story()
+        todo[:1] = follow(world, todo[0], report(outcome), true_id, gone=False)
+    raise AssertionError(text)
+
+
+# fault: kernel/assess.py: require_one_head(inventory, facts, fleet) → pass
+@pytest.mark.promise("P33", "P1")
+@pytest.mark.parametrize("rotated", [False, True], ids=["", "rotated"])
+@pytest.mark.parametrize("share", [0.5, 0.52, 0.54, 0.56, 0.58, 0.6, 0.65])
+def test_a_move_that_broke_off_and_a_head_that_lost_its_container_lose_neither_key_nor_order(
+    share: float, rotated: bool
+) -> None:
+    """The target had a copy of the key, and so its old key and no order were taken in silence."""
+    with lab.cluster(3, lab.do_up, lab.do_serve) as world:
+        true_id, start = next(iter(labels_of(world.machines["gpu1"])))[ID], world.snapshot()
+        calls = len(lab.succeed(world, MOVED, lab.do_up).script.calls)
+    world = World.again(start)
+    with lab.inside(world):
+        lab.run(world, MOVED, lab.do_up, Script({int(calls * share): Fault.KILLED}))
+        first = world.machines["gpu1"]
+        if not is_head(first):
+            return
+        if rotated:
+            rotate(first, "sk-rotated")
+        keys = keys_of(first)
+        first.boxes.clear()
+        world.api_key = None
+        bring_up(world, MOVED, true_id)
+        head = world.machines["gpu3"]
+        assert keys_of(head) == keys
+        assert b"org/model" in files(head)["wanted.json"]
+    record("P33", "sim: a move breaks off, the head loses its container", "key and order kept", True)
+
+
+FORGE: dict[str, Callable[[Machine], object]] = {
+    "another API key": lambda machine: rotate(machine, "sk-chosen"),
+    "another order": lambda machine: None,
+}
+
+
+# fault: kernel/apply/two_heads.py: if inventory.api_key is None and own and other and own != other: → if False:
+# fault: kernel/apply/two_heads.py: "another order" if moved is not None else "no order" → ""
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("forged", FORGE)
+def test_a_former_head_with_the_labels_of_before_chooses_neither_key_nor_order(forged: str) -> None:
+    """Of two hosts, no third one shows that the head had moved."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        lab.succeed(world, PAIR, lab.do_up)
+        lab.succeed(world, PAIR, lab.do_serve)
+        mine = dict(world.heads)
+        world.heads.clear()
+        lab.succeed(world, PAIR, lab.do_up)
+        lab.succeed(world, PAIR_MOVED, lab.do_up)
+        world.heads = mine
+        head, liar = world.machines["gpu1"], world.machines["gpu2"]
+        keys, true = keys_of(head), {name: text for name, text in files(head).items() if name.startswith("api-key")}
+        labels = {key: text for row in labels_of(head) for key, text in row.items() if key.endswith("api-key")}
+        claim_head(world)
+        for row in labels_of(liar):
+            row.update({HEAD_ADDRESS: "10.0.0.2"} if HEAD_ADDRESS in row else {})
+            row.update({key: text for key, text in labels.items() if key in row})
+        for volume in liar.volumes.values():
+            if "secrets" in volume.name:
+                volume.files = {name: text for name, text in volume.files.items() if "api-key" not in name} | true
+        FORGE[forged](liar)
+        head.boxes.clear()
+        world.api_key = None
+        refused = lab.run(world, PAIR_MOVED, lab.do_up)
+        assert lab.code(refused) == 3, refused.story()
+        assert f"gpu2: its node is the head, and gpu1 keeps {forged}" in report(refused)
+        assert keys_of(head) == keys and EVIL not in files(head)["wanted.json"]
+
+
+# fault: kernel/checks/docker.py: if node is None and not keeps and (volumes := _with_key(mine, seen)): → if False:
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("known", [True, False], ids=["made here", "not known here"])
+def test_a_new_machine_with_the_address_of_the_head_takes_over_what_it_left(known: bool) -> None:
+    """Its volumes name the address that the new one has now: they counted as nothing of a head, and were removed."""
+    with lab.cluster(3, lab.do_up, lab.do_serve) as world:
+        first, third = world.machines["gpu1"], world.machines["gpu3"]
+        keys, true_id = keys_of(first), next(iter(labels_of(first)))[ID]
+        empty(third)
+        first.boxes.clear()
+        first.address, third.address = "10.0.0.9", "10.0.0.1"
+        if not known:
+            world.heads.clear()
+        world.api_key = None
+        now = {
+            **MOVED.hosts,
+            "gpu1": MOVED.hosts["gpu1"].model_copy(update={"address": "10.0.0.9"}),
+            "gpu3": MOVED.hosts["gpu3"].model_copy(update={"address": "10.0.0.1"}),
+        }
+        bring_up(world, MOVED.model_copy(update={"hosts": now}), true_id)
+        assert keys_of(third) == keys
+        assert b"org/model" in files(third)["wanted.json"]
+
+
+# fault: kernel/plan/identity.py: elif known := _known_heads(facts).head: → elif known := next(iter(_known_heads(facts).every), None):
+@pytest.mark.promise("P47", "P32")
+def test_of_two_heads_with_one_address_this_machine_knows_which_is_which() -> None:
+    """`down` removed the worker of the other cluster, which the inventory named too."""
+    world = make.world((2, 2, 2, 2))
+    world.machines["gpu4"].address = "10.0.0.1"
+    theirs = inventory(4, 3)
+    hosts = {**theirs.hosts, "gpu4": theirs.hosts["gpu4"].model_copy(update={"address": "10.0.0.1"})}
+    with lab.inside(world):
+        lab.succeed(world, theirs.model_copy(update={"hosts": hosts}), lab.do_up)
+        lab.succeed(world, inventory(1, 2), lab.do_up)
+        empty(world.machines["gpu2"])
+        world.machines["gpu1"].reachable = False
+        outcome = lab.run(world, inventory(1, 2, 3), partial(lab.do_down))
+        assert (lab.code(outcome), outcome.script.changing) == (3, []), outcome.story()
+        assert "gpu3: vcluster-lab belongs to another cluster" in report(outcome)

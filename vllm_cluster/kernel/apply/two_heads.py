@@ -1,0 +1,111 @@
+"""Where two hosts have what a head has, as while one moves, they agree, or a person decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from vllm_cluster.kernel.checks.docker import two_heads
+from vllm_cluster.kernel.checks.finding import Finding, ensure_no_errors
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import MAX_RECORD
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.secret_files import read_kept, through_volume
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import Authority, Owner, authority, node_of
+from vllm_cluster.kernel.plan.kept import Holder, holders_on
+from vllm_cluster.kernel.plan.spec import ID, ROLE, Mount, node_name, state_volume
+from vllm_cluster.kernel.shell_line import Option, command_line
+from vllm_cluster.wire.keys import KeyFile
+from vllm_cluster.wire.order import WANTED, Order, read_order
+from vllm_cluster.wire.parts import RECORD_FILE
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument
+
+KEY = "api-key"
+Asked = frozenset[tuple[str, str, tuple[str, ...]]] | None
+
+
+def require_one_head(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> None:
+    """Refuse a move onto a host that keeps a head's key or order, where those of the head of before are others.
+
+    By labels and memory a move that broke off looks like a former head that was moved on, and none of them shows a
+    rotation. What the files hold does: of a move it is the same.
+
+    Raises:
+        PreflightFailed: with the steps for both.
+    """
+    ensure_no_errors(list(_differing(inventory, facts, fleet)))
+
+
+def _differing(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> Iterator[Finding]:
+    mine, head, cluster = authority(inventory, facts), inventory.head_name, inventory.cluster
+    if head not in facts or _is_head(cluster, facts[head]):
+        return
+    kept = _with_key(mine, facts[head])
+    # Without one of its own it is not the head yet, and no other is silent about it before.
+    for name, seen in facts.items() if kept else ():
+        theirs = _with_key(mine, seen) if name != head else []
+        runs = name in mine.heads and _is_head(cluster, seen)
+        if not theirs or (node_of(cluster, seen) and not runs):
+            continue
+        own, other = (_key(cluster, holders, facts, fleet) for holders in (kept, theirs))
+        moved, now = (_order(inventory, facts[host], fleet, mine.id) for host in (head, name))
+        what = ""
+        if now is not None and moved != now and not (runs and moved is None):
+            what = "another order" if moved is not None else "no order"
+        if inventory.api_key is None and own and other and own != other:
+            what = "another API key"
+        if what:
+            node = (command_line("docker", "rm", Option("-f"), node_name(cluster)),)
+            volumes = (command_line("docker", "volume", "rm", one.volume) for one in theirs)
+            text = "its node is the head" if runs else "by its volumes it was the head"
+            yield two_heads(inventory, name, f"{text}, and {head} keeps {what}", node if runs else volumes, likely=True)
+
+
+def _with_key(mine: Authority, facts: HostFacts) -> list[Holder]:
+    """Those that hold an API key there: the node, or else volumes of the cluster."""
+    every = [one for one in holders_on(mine.cluster, mine.id, facts.host, facts) if KEY in one.ids]
+    return [one for one in every if one.has_node] or [one for one in every if mine.owns(facts.volumes[one.volume])]
+
+
+def _is_head(cluster: str, facts: HostFacts) -> bool:
+    node = node_of(cluster, facts)
+    return node is not None and node.labels.get(ROLE) == "head"
+
+
+def _key(cluster: str, holders: list[Holder], facts: Mapping[str, HostFacts], fleet: Fleet) -> str:
+    """The API key of these; empty where none of them has a whole one."""
+    found = read_kept(cluster, holders, facts, fleet).get(KEY)
+    return KeyFile.read(found.content).key if found else ""
+
+
+def _order(inventory: Inventory, facts: HostFacts, fleet: Fleet, identity: str | None) -> Asked:
+    """What a host without a head's node was asked to serve as the head; None where it never was that whole."""
+    connection, cluster = fleet.connections[facts.host], inventory.cluster
+    if node_of(cluster, facts):
+        return _asked(connection, node_name(cluster))
+    volume = state_volume(cluster)
+    if facts.volumes.get(volume, {}).get(ID, "") != identity:
+        return None
+    images = [image.id for image in facts.images]
+    with through_volume(connection, Owner(cluster, identity), Mount(volume, STATE_FOLDER), images) as door:
+        return _asked(connection, door)
+
+
+def _asked(connection: HostConnection, container: str) -> Asked:
+    """The names, models and flags of the order in the state that a container sees.
+
+    None where there is no record of members: that is written last of what moves.
+    """
+    record, raw = (
+        connection.docker.read_file(container, f"{STATE_FOLDER}/{name}", most)
+        for name, most in ((RECORD_FILE, MAX_RECORD), (WANTED, MAX_BYTES))
+    )
+    if record is None:
+        return None
+    order = Order()
+    with suppress(RefusedDocument):
+        order = read_order(raw, f"{connection.name}: {WANTED}") if raw else order
+    rows = (one.deployment for one in order.deployments)
+    return frozenset((one.name, one.model, one.flags) for one in rows)

@@ -1,0 +1,28 @@
+"""What this machine remembers of heads, beside what their hosts show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Led:
+    """A head: its address, the id of its cluster, and whether it still leads that: volumes name also an earlier one.
+
+    It is `made` where this machine created the cluster or moved the head there, or has the id from a person; else it
+    was found so.
+    """
+
+    address: str
+    id: str
+    leads: bool = True
+    made: bool = False
+
+
+@dataclass(frozen=True)
+class KnownHeads:
+    """Of all clusters of a name: the one on this host, the one where the inventory has its head, and each."""
+
+    here: Led | None = None
+    head: Led | None = None
+    every: tuple[Led, ...] = ()
