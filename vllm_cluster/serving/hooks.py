@@ -56,10 +56,11 @@ KEPT_ON_HEAD = Hook[KeptOnHead]("kept-on-head")
 class KeyChanged(Protocol):
     """Renews a rotated key where this machine keeps it, with the folder of its caches; events name what was done.
 
+    `new` is None where the tunnel of this machine leads to an end without it: what would give it there keeps the old.
     Another cluster may have the same name and hosts of the same names: the key `old` alone is of this one.
     """
 
-    def __call__(self, inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str) -> None: ...
+    def __call__(self, inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str | None) -> None: ...
 
 
 KEY_CHANGED = Hook[KeyChanged]("key-changed")

@@ -146,7 +146,7 @@ def test_a_grace_is_written_as_any_duration(
 ) -> None:
     graces = []
 
-    def rotate(_inventory: object, _emit: object, *, grace: float) -> tuple[str, str]:
+    def rotate(_inventory: object, _emit: object, *, grace: float, **_: object) -> tuple[str, str]:
         graces.append(grace)
         return "new", "old"
 

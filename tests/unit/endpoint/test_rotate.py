@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.support.batch_api import Api, answer, serving
+from tests.support.clock import Clock
+from tests.support.sim import make
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Deadline
-from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.errors import HostError, VclusterError
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.text import when
-from vllm_cluster.serving.endpoint import rotate
+from vllm_cluster.serving.endpoint import endpoint, rotate
+from vllm_cluster.serving.endpoint.detached import State
+from vllm_cluster.serving.head import key_id
 
 RUNTIME = cast(Any, SimpleNamespace(after=Deadline.after, clock=SYSTEM_CLOCK))
 
@@ -63,3 +69,32 @@ def test_the_result_shows_until_when_an_old_key_is_answered() -> None:
     )
     # A head may have any clock.
     assert "answered until ?, for 1 min" in rotate._of_old_keys(1e18, 60.0, seen=True)
+
+
+# fault: serving/endpoint/rotate.py: port_for(inventory, cache, found, runtime=runtime) → pass
+# fault: serving/endpoint/rotate.py: _renew(inventory, cache, emit, old=old, new=None) → pass
+# fault: serving/endpoint/rotate.py: old=old, new=None) → old=old, new=found)
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_new_key_goes_to_an_end_that_has_it_alone(
+    follows: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tunnel led to another machine with the old key, and Prometheus brought the new one there."""
+    inventory, clock, given = make.inventory(1), Clock(), list[str | None]()
+    old, new = (key_id(inventory, key, Runtime()) for key in ("old", "new"))
+    note = SimpleNamespace(port=1, key_id=old)
+    noted = SimpleNamespace(port=1, key_id=new)
+    monkeypatch.setattr(rotate, "rotate", lambda *_, **__: ("new", "old"))
+    monkeypatch.setattr(State, "running", lambda _: noted if follows and clock.now > 2 else note)
+    hook = SimpleNamespace(given=lambda: [lambda *_, old, new: given.append(new)])
+    monkeypatch.setattr(rotate, "KEY_CHANGED", hook)
+
+    def ask() -> str:
+        return rotate.new_key(inventory, tmp_path, lambda _: None, grace=0.0, runtime=Runtime(clock))
+
+    if follows:
+        assert (ask(), given) == ("new", ["new"])
+        return
+    with pytest.raises(VclusterError, match="the API key is new, and is not shown here: the tunnel in the") as refused:
+        ask()
+    assert given == [None]
+    assert refused.value.hint == f"{endpoint.AGAIN}\nvcluster endpoint --key"

@@ -107,24 +107,28 @@ def _ensure_private(folder: Path) -> None:
         raise UsageError(text, hint=hint)
 
 
-def renew_keys(inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str) -> None:
+def renew_keys(inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str | None) -> None:
     """Write a new key into the folders of this machine that hold the one that it replaces: those are this cluster's.
 
     Two sites may have one name for their clusters, and the same names for their hosts.
     """
     names = (inventory.cluster, hosts_key(inventory))
     for folder in (Path(name) for name, made_for in _folders(cache).items() if made_for in names):
-        path = folder / KEY
+        path, why = folder / KEY, "the tunnel leads elsewhere"
         try:
             if _content(path).strip() != old:
                 continue
-            _write(folder, {KEY: new})
-            emit(Event("note", f"{path} has the new key too"))
+            if new is not None:
+                _write(folder, {KEY: new})
+                emit(Event("note", f"{path} has the new key too"))
+                continue
         except UsageError as refused:
             emit(Event("warning", refused.message))
+            continue
         except OSError as error:
-            again = command_line("vcluster", "dashboard", Option("--prometheus"), str(folder))
-            emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
+            why = error.strerror or str(error)
+        again = command_line("vcluster", "dashboard", Option("--prometheus"), str(folder))
+        emit(Event("warning", f"{path} has the old key ({why}): {again}"))
 
 
 def _folders(cache: Path) -> dict[str, str]:

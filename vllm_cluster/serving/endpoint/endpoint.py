@@ -27,6 +27,7 @@ from vllm_cluster.wire.status import ServeStatus
 FOLDER = "tunnels"
 _LOOPBACK = ("127.0.0.1", "::1")
 NOTE_SECONDS = 5.0
+AGAIN = "vcluster endpoint --close\nvcluster endpoint --detach"
 # As long as the process in the background may need to notice that the head has moved, and to reach the other one.
 ANSWER_SECONDS, TRY_SECONDS = LOCATE_SECONDS + 15.0, 1.0
 
@@ -142,9 +143,12 @@ def _to_key(found: State, wanted: str) -> Detached | None:
     Names do not show where it leads: one in DNS, or behind a ProxyCommand, may lead to another machine than before.
 
     Raises:
-        Broken: its own end has another key, or it is of an earlier version, which has not looked.
+        Broken: its own end has another key, which a tunnel notes that follows.
+        VclusterError: it was opened by an earlier version, which never notes where it leads.
     """
     now = found.running()
+    if now and not now.key_id:
+        raise VclusterError("the tunnel in the background was opened by an earlier version", hint=AGAIN)
     if now and now.key_id != wanted:
         raise Broken("its end has another API key", hint="vcluster endpoint --close")
     return now
@@ -152,7 +156,7 @@ def _to_key(found: State, wanted: str) -> Detached | None:
 
 def _leads_elsewhere(where: str, to: str, why: str) -> VclusterError:
     text = f"the tunnel {where} does not lead to {to}: {why}"
-    return VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
+    return VclusterError(text, hint=AGAIN)
 
 
 def _none_is_open(inventory: Inventory, serve: ServeStatus, why: str) -> PreflightFailed:

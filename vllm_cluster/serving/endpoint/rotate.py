@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from pathlib import Path
 
 from vllm_cluster.kernel.checks.own import require_own
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
-from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -24,13 +25,37 @@ from vllm_cluster.kernel.plan.kept import Holder, find_holders
 from vllm_cluster.kernel.plan.spec import Mount
 from vllm_cluster.kernel.text import duration, when
 from vllm_cluster.serving.api.client import Broken, get
+from vllm_cluster.serving.endpoint.endpoint import port_for
 from vllm_cluster.serving.endpoint.tunnel import address_of
 from vllm_cluster.serving.head import key_file
+from vllm_cluster.serving.hooks import KEY_CHANGED
 from vllm_cluster.wire.keys import KeyFile
 
 NAME = "api-key"
 # vLLM's server looks at the file at each request, but a busy head is slow to answer.
 TRY_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 20.0, 10.0, 0.5
+
+
+def new_key(inventory: Inventory, cache: Path, emit: Emit, *, grace: float, runtime: Runtime = SYSTEM) -> str:
+    """Rotate the API key; the new one, which what this machine keeps has too.
+
+    Raises:
+        VclusterError: it is rotated, and clients that have the tunnel's port would give it to an end without it.
+    """
+    found, old = rotate(inventory, emit, grace=grace, runtime=runtime)
+    try:
+        port_for(inventory, cache, found, runtime=runtime)
+    except VclusterError as error:
+        _renew(inventory, cache, emit, old=old, new=None)
+        text = f"the API key is new, and is not shown here: {error.message}"
+        raise VclusterError(text, hint=f"{error.hint}\nvcluster endpoint --key") from None
+    _renew(inventory, cache, emit, old=old, new=found)
+    return found
+
+
+def _renew(inventory: Inventory, cache: Path, emit: Emit, *, old: str, new: str | None) -> None:
+    for renew in KEY_CHANGED.given():
+        renew(inventory, cache, emit, old=old, new=new)
 
 
 def rotate(inventory: Inventory, emit: Emit, *, grace: float = 0.0, runtime: Runtime = SYSTEM) -> tuple[str, str]:

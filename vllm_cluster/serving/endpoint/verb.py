@@ -138,12 +138,9 @@ def _show_key(session: Session, grace: float | None) -> None:
     from vllm_cluster.kernel.laptop import cache_folder
 
     if grace is not None:
-        from vllm_cluster.serving.endpoint import rotate as rotation
-        from vllm_cluster.serving.hooks import KEY_CHANGED
+        from vllm_cluster.serving.endpoint.rotate import new_key
 
-        found, old = rotation.rotate(loaded, session.progress, grace=grace)
-        for renew in KEY_CHANGED.given():
-            renew(loaded, cache_folder(), session.progress, old=old, new=found)
+        found = new_key(loaded, cache_folder(), session.progress, grace=grace)
     else:
         from vllm_cluster.serving.endpoint import endpoint as action_of
 

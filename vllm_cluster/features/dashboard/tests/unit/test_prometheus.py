@@ -111,7 +111,7 @@ def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str,
     assert (done.target, done.reached, done.kept) == ("127.0.0.1:8000", False, ())
 
 
-def renew(inventory: Inventory, folder: Path, events: list[Event], old: str, new: str) -> None:
+def renew(inventory: Inventory, folder: Path, events: list[Event], old: str, new: str | None) -> None:
     """Rotate the key from the old one to the new one."""
     renew_keys(inventory, folder / "cache", events.append, old=old, new=new)
 
@@ -159,6 +159,18 @@ def test_where_the_metrics_are(
     served["tunnel"] = tunnel
     done = written(tmp_path, target=option)
     assert (done.target, done.reached) == (target, reached)
+
+
+# fault: features/dashboard/prometheus.py: if new is not None: → if True:
+def test_a_folder_keeps_the_old_key_while_the_tunnel_leads_elsewhere(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    events = list[Event]()
+    renew(make.inventory(1), tmp_path, events, KEY, None)
+    key = tmp_path / "monitoring" / "api-key"
+    again = f"vcluster dashboard --prometheus {key.parent}"
+    text = f"{key} has the old key (the tunnel leads elsewhere): {again}"
+    assert [(one.kind, one.text) for one in events] == [("warning", text)]
+    assert key.read_text() == KEY
 
 
 # fault: features/dashboard/prometheus.py: not in (None, text) → == text
