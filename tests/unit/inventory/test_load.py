@@ -154,7 +154,8 @@ def test_an_ssh_config_that_is_not_there_is_a_problem_of_the_file(
 
 
 # fault: kernel/inventory/local_files.py: or "%" in str(path) or → or
-# fault: kernel/inventory/local_files.py: or not _missing(path.with_name(f"{path.name}.pub")) → or False
+# fault: kernel/inventory/local_files.py: or not _missing(Path(f"{path}.pub")) → or False
+# fault: kernel/inventory/local_files.py: Path(f"{path}.pub") → path.with_name(f"{path.name}.pub")
 # fault: kernel/inventory/load.py: *(("hosts", name, "ssh", "identity") for name in hosts)] → ]
 def test_a_private_key_that_is_not_there_is_named_with_its_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -167,6 +168,8 @@ def test_a_private_key_that_is_not_there_is_named_with_its_line(
         ("~/key", ["inventory.yaml:10: hosts.gpu2.ssh.identity: key is not there"]),
         ("./held", []),
         ("keys/%h", []),
+        # A folder is for ssh to refuse.
+        *((folder, []) for folder in ("/", "..", "~")),
     ):
         host = f"10.0.0.2\n    ssh: {{identity: {own}}}"
         assert [*missing_identities(read(SMALLEST.replace("10.0.0.2", host), tmp_path))] == found

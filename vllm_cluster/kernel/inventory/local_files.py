@@ -38,7 +38,7 @@ def missing_identities(inventory: Inventory) -> Iterator[str]:
     named: list[tuple[tuple[str, ...], Path | None]] = [(("ssh", "identity"), inventory.ssh.identity), *own]
     for key, path in named:
         # ssh fills in what has a %.
-        if path is None or "%" in str(path) or not _missing(path.with_name(f"{path.name}.pub")):
+        if path is None or "%" in str(path) or not _missing(Path(f"{path}.pub")):
             continue
         if text := _missing(path):
             yield _at(inventory, key, text)
@@ -55,7 +55,7 @@ def _missing(path: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         near = _near(path)
         return f"{file_name(path)} is not there" + (f", did you mean {printable(near)}?" if near else "")
-    except OSError:
+    except (OSError, ValueError):
         pass  # ssh names the reason
     return ""
 
