@@ -23,7 +23,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.terminal import edge
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.terminal.session import Session
-from vllm_cluster.kernel.terminal.settings import SETTINGS
+from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
 
 # A verb of vcluster, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")
@@ -97,6 +97,7 @@ NOT_SHOWN = {
     "kernel/hosts/connection.py": "work that is not begun, since another host's has failed",
     "kernel/images/wheels.py": "its text is in another error",
     "kernel/inventory/load.py": "the problems of an inventory, each with its line and what is expected there",
+    "kernel/inventory/local_files.py": "as above",
     "kernel/inventory/problems.py": "as above",
     "kernel/inventory/sources.py": "as above",
     "kernel/plan/followed.py": "a note of `up`, which has the command",
@@ -187,8 +188,11 @@ def test_what_loses_something_is_the_last_remedy(option: str, fix: str, monkeypa
 
 
 # fault: kernel/terminal/edge.py: call([*_with(words[:end], error.again), → call([*words[:end], *error.again,
-# fault: kernel/terminal/edge.py: name for same in SETTINGS.names if → name for same in () if
-# fault: kernel/terminal/edge.py: short = takes_value and → short = False and
+# fault: kernel/terminal/edge.py: for name in known.same.get(word, (word,))} → for name in (word,)}
+# fault: kernel/terminal/edge.py: name = word[:2] if word[:2] in known.same else → name =
+# fault: kernel/terminal/edge.py: while len(word) > 2 and → while False and
+# fault: kernel/terminal/edge.py: [word, left.pop(0)] if value else [word] → [word]
+# fault: kernel/terminal/edge.py: not (name in known.bare and left[0].startswith("-")) → True
 @pytest.mark.parametrize(
     ("call", "again", "fix"),
     [
@@ -197,10 +201,13 @@ def test_what_loses_something_is_the_last_remedy(option: str, fix: str, monkeypa
         ("dashboard -q -p 38000", "--port 0", "dashboard -q --port 0"),
         ("dashboard -p38000 -q", "--port 0", "dashboard -q --port 0"),
         ("up --wait 5s --yes", "--wait 10m", "up --yes --wait 10m"),
-        ("up --wait --yes", "--wait 10m", "up --yes --wait 10m"),
+        ("status --wait --json", "--wait 10m", "status --json --wait 10m"),
         ("init gpu1 --output lab.yaml", "-o -", "init gpu1 -o -"),
         ("serve x --tp 4 --pp 2 -- --tp 9", "--tp 2 --pp 1", "serve x --tp 2 --pp 1 -- --tp 9"),
         ("init gpu1 -o lab.yaml", "--force", "init gpu1 -o lab.yaml --force"),
+        ("serve x -yi lab.yaml", "-i other", "serve x -y -i other"),
+        ("logs --grep --yes gpu1", "--yes", "logs --grep --yes gpu1 --yes"),
+        ("dashboard --port -1 -q", "--port 0", "dashboard -q --port 0"),
     ],
 )
 def test_an_option_that_the_call_has_is_replaced(
@@ -208,7 +215,7 @@ def test_an_option_that_the_call_has_is_replaced(
 ) -> None:
     words = call.split()
     monkeypatch.setattr(sys, "argv", ["vcluster", *words])
-    monkeypatch.setattr(SETTINGS, "names", ())
+    monkeypatch.setattr(SETTINGS, "known", Known())
     parsed(words)
     assert edge.remedy(VclusterError("no", again=tuple(again.split())), str) == f"vcluster {fix}"
 

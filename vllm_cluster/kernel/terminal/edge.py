@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
     from _typeshed import ReadableBuffer
+
+    from vllm_cluster.kernel.terminal.settings import Known
 
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
@@ -221,18 +223,24 @@ def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
     """The words of a call with more options, each in place of the same one that it has, whichever form that was in."""
     from vllm_cluster.kernel.terminal.settings import SETTINGS
 
-    added = {word for word in more if word.startswith("-") and word != "-"}
-    names = added | {name for same in SETTINGS.names if added & {*same} for name in same}
-    takes_value, kept, skipped = len(more) > len(added), list[str](), False
-    for word in words:
-        if skipped and (word == "-" or not word.startswith("-")):
-            skipped = False
-            continue
-        short = takes_value and word[1:2] != "-" and word[:2] in names
-        skipped = takes_value and word in names
-        if not short and word.partition("=")[0] not in names:
-            kept.append(word)
+    known = SETTINGS.known
+    added = {name for word in more for name in known.same.get(word, (word,))}
+    kept = [word for name, typed in _typed(words, known) if name not in added for word in typed]
     return [*kept, *more]
+
+
+def _typed(words: Sequence[str], known: Known) -> Iterator[tuple[str, list[str]]]:
+    """The words of a call as its parser reads them: the name of each option with its words, other words without one."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        # -yp9 is -y -p 9
+        while len(word) > 2 and word[1] != "-" and word[:2] in known.same and word[:2] not in known.valued:
+            yield word[:2], [word[:2]]
+            word = f"-{word[2:]}"
+        name = word[:2] if word[:2] in known.same else word.partition("=")[0]
+        value = name in known.valued and word == name and left and not (name in known.bare and left[0].startswith("-"))
+        yield (name if name in known.same else ""), [word, left.pop(0)] if value else [word]
 
 
 def two_stage_interrupt() -> None:

@@ -87,13 +87,18 @@ def usage_lines(
         yield piece.replace("\xa0", " ")
 
 
+def has_value(param: Parameter) -> bool:
+    """Whether an option is followed by a value."""
+    return not (getattr(param, "is_flag", False) or getattr(param, "count", False))
+
+
 def option_row(param: Parameter) -> tuple[str, str]:
     """The names of an option with its metavar, and its help with its default."""
     # With the parser: the help of the program needs neither.
     from vllm_cluster.kernel.terminal.values import DURATION, written
 
     name = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
-    if not (getattr(param, "is_flag", False) or getattr(param, "count", False)):
+    if has_value(param):
         name += f" {param.metavar}"
     more = []
     if param.envvar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -19,7 +19,7 @@ from vllm_cluster.kernel.terminal import removed, words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.options import Color, Quiet, Verbose
 from vllm_cluster.kernel.terminal.output import out, with_ends
-from vllm_cluster.kernel.terminal.settings import SETTINGS
+from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
 from vllm_cluster.kernel.terminal.values import convert
 from vllm_cluster.kernel.terminal.verb import Verb
 
@@ -70,7 +70,7 @@ class Parsed(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words behind the verb; those behind `--` are for the parameter of this name, as they are."""
-        SETTINGS.names = [one.opts for one in _params(ctx)]
+        SETTINGS.known = _known(_params(ctx), self.verb.bare)
         takes = next((one for one in _params(ctx) if text.shown_name(one).startswith("-- ")), None)
         end = args.index("--") if takes and "--" in args else len(args)
         # What is unknown may be for the other program.
@@ -166,6 +166,11 @@ class Verbs(TyperGroup):
 def _params(ctx: Any) -> list[text.Parameter]:
     """The parameters of the verb that is called: typer makes no others."""
     return list(ctx.command.get_params(ctx))
+
+
+def _known(params: Iterable[text.Parameter], bare: Container[str]) -> Known:
+    names = [(one, name) for one in params for name in one.opts if name.startswith("-")]
+    return Known({name: one.opts for one, name in names}, {name for one, name in names if text.has_value(one)}, bare)
 
 
 def _called(ctx: Any) -> words.Called:
