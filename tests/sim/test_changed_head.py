@@ -66,7 +66,7 @@ def identity(world: World) -> str:
 
 
 # fault: kernel/checks/own.py: return [worker] if worker else list( → return list(
-# fault: kernel/checks/own.py: of in (facts.was_head_of, led) → of == facts.was_head_of
+# fault: kernel/checks/own.py: of in (facts.was_head_of, *led) → of == facts.was_head_of
 @pytest.mark.parametrize("with_id", [False, True], ids=["made from here", "id"])
 @pytest.mark.parametrize("verb", ASKS.values(), ids=ASKS)
 def test_all_that_ask_the_head_alone_name_the_one_whose_worker_it_is(
@@ -82,7 +82,7 @@ def test_all_that_ask_the_head_alone_name_the_one_whose_worker_it_is(
     assert "belongs to another cluster" not in text
 
 
-# fault: kernel/checks/own.py: of in (facts.was_head_of, led) → True
+# fault: kernel/checks/own.py: of in (facts.was_head_of, *led) → True
 # fault: kernel/checks/own.py: return not inventory.id and → return
 @pytest.mark.parametrize("knows", ["nothing", "another id", "another cluster there"])
 @pytest.mark.parametrize("verb", ASKS.values(), ids=ASKS)

@@ -97,7 +97,6 @@ NOT_SHOWN = {
     "kernel/hosts/connection.py": "work that is not begun, since another host's has failed",
     "kernel/images/wheels.py": "its text is in another error",
     "kernel/inventory/load.py": "the problems of an inventory, each with its line and what is expected there",
-    "kernel/inventory/local_files.py": "as above",
     "kernel/inventory/problems.py": "as above",
     "kernel/inventory/sources.py": "as above",
     "kernel/plan/followed.py": "a note of `up`, which has the command",

@@ -34,8 +34,9 @@ def _remembers(inventory: Inventory, facts: HostFacts, labels: Mapping[str, str]
 
     An id in the inventory decides instead.
     """
-    of, led = labels.get(ID), facts.known_heads.get(labels.get(HEAD_ADDRESS, ""))
-    return not inventory.id and of is not None and of in (facts.was_head_of, led)
+    of, address = labels.get(ID), labels.get(HEAD_ADDRESS)
+    led = {one.id for one in facts.known_heads.every if one.address == address}
+    return not inventory.id and of is not None and of in (facts.was_head_of, *led)
 
 
 def not_own(inventory: Inventory, facts: HostFacts) -> list[Finding]:
