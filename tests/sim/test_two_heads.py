@@ -13,11 +13,22 @@ import pytest
 from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Fault, Script
-from tests.support.sim.heads import EVIL, api_keys, claim_head, contents, empty, files, follow, labels_of, report
+from tests.support.sim.heads import (
+    EVIL,
+    api_keys,
+    claim_head,
+    contents,
+    empty,
+    files,
+    follow,
+    labels_of,
+    move_elsewhere,
+    report,
+)
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID, ROLE
+from vllm_cluster.kernel.plan.spec import ID, ROLE
 from vllm_cluster.wire.keys import KeyFile
 
 THERE, MOVED = inventory(1, 2, 3), inventory(3, 2, 1)
@@ -60,7 +71,7 @@ def bring_up(world: World, wanted: Inventory, true_id: str) -> str:
 # fault: kernel/assess.py: require_one_head(inventory, facts, fleet) → pass
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("rotated", [False, True], ids=["", "rotated"])
-@pytest.mark.parametrize("share", [0.5, 0.52, 0.54, 0.56, 0.58, 0.6, 0.65])
+@pytest.mark.parametrize("share", [0.5, 0.52, 0.54, 0.56, 0.58, 0.6])
 def test_a_move_that_broke_off_and_a_head_that_lost_its_container_lose_neither_key_nor_order(
     share: float, rotated: bool
 ) -> None:
@@ -72,8 +83,7 @@ def test_a_move_that_broke_off_and_a_head_that_lost_its_container_lose_neither_k
     with lab.inside(world):
         lab.run(world, MOVED, lab.do_up, Script({int(calls * share): Fault.KILLED}))
         first = world.machines["gpu1"]
-        if not is_head(first):
-            return
+        assert is_head(first)
         if rotated:
             rotate(first, "sk-rotated")
         keys = keys_of(first)
@@ -100,19 +110,12 @@ def test_a_former_head_with_the_labels_of_before_chooses_neither_key_nor_order(f
     """Of two hosts, no third one shows that the head had moved."""
     world = make.world((2, 2))
     with lab.inside(world):
-        lab.succeed(world, PAIR, lab.do_up)
-        lab.succeed(world, PAIR, lab.do_serve)
-        mine = dict(world.heads)
-        world.heads.clear()
-        lab.succeed(world, PAIR, lab.do_up)
-        lab.succeed(world, PAIR_MOVED, lab.do_up)
-        world.heads = mine
+        move_elsewhere(world, PAIR, PAIR_MOVED)
         head, liar = world.machines["gpu1"], world.machines["gpu2"]
         keys, true = keys_of(head), {name: text for name, text in files(head).items() if name.startswith("api-key")}
         labels = {key: text for row in labels_of(head) for key, text in row.items() if key.endswith("api-key")}
-        claim_head(world)
+        claim_head(world, own=True)
         for row in labels_of(liar):
-            row.update({HEAD_ADDRESS: "10.0.0.2"} if HEAD_ADDRESS in row else {})
             row.update({key: text for key, text in labels.items() if key in row})
         for volume in liar.volumes.values():
             if "secrets" in volume.name:

@@ -9,7 +9,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.plan.spec import ROLE, SECRET
+from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ROLE, SECRET
 
 EVIL = b"evil/model"
 
@@ -41,8 +41,19 @@ def empty(machine: Machine) -> None:
     machine.volumes.clear()
 
 
-def claim_head(world: World, name: str = "gpu2", of: str = "gpu1") -> None:
-    """Let a worker call itself the head, with an order and an API key of its own choice."""
+def move_elsewhere(world: World, before: Inventory, after: Inventory) -> None:
+    """Serve, and let another laptop move the head: this one remembers the head that it has made."""
+    lab.succeed(world, before, lab.do_up)
+    lab.succeed(world, before, lab.do_serve)
+    mine = dict(world.heads)
+    world.heads.clear()
+    lab.succeed(world, before, lab.do_up)
+    lab.succeed(world, after, lab.do_up)
+    world.heads = mine
+
+
+def claim_head(world: World, name: str = "gpu2", of: str = "gpu1", *, own: bool = False) -> None:
+    """Let a worker call itself the head, with an order and an API key of its own choice; `own`: by its own address."""
     liar, head = world.machines[name], world.machines[of]
     key = "sk-chosen"
     identity = lab.fast_secret_id("lab", "api-key", key)
@@ -50,6 +61,7 @@ def claim_head(world: World, name: str = "gpu2", of: str = "gpu1") -> None:
     liar.volumes["vcluster-lab-state"].files.update(head.volumes["vcluster-lab-state"].files | {"wanted.json": order})
     for labels in labels_of(liar):
         labels.update({SECRET + "api-key": identity} | ({ROLE: "head"} if ROLE in labels else {}))
+        labels.update({HEAD_ADDRESS: liar.address} if own and HEAD_ADDRESS in labels else {})
     for volume in [one for name, one in liar.volumes.items() if "secrets" in name]:
         volume.files[f"api-key-{identity}"] = key.encode()
 
