@@ -132,7 +132,6 @@ def test_a_former_head_that_this_laptop_remembers_chooses_no_key(left: str, thir
     record("P47", "sim: a remembered head that a colleague's laptop moved on", "no key, no order of it", True)
 
 
-# fault: kernel/plan/identity.py: elif known := _known_heads(facts).head: → elif known := None:
 @pytest.mark.promise("P47", "P32")
 @pytest.mark.parametrize("known", [True, False], ids=["made here", "not known here"])
 @pytest.mark.parametrize("mine", ["lies", "lost all"])

@@ -18,12 +18,12 @@ from vllm_cluster.kernel.plan.kept import Holder, holders_on
 from vllm_cluster.kernel.plan.spec import ID, ROLE, Mount, node_name, state_volume
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.wire.keys import KeyFile
-from vllm_cluster.wire.order import WANTED, Order, read_order
+from vllm_cluster.wire.order import WANTED, Deployment, Order, read_order
 from vllm_cluster.wire.parts import RECORD_FILE
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument
 
 KEY = "api-key"
-Asked = frozenset[tuple[str, str, tuple[str, ...]]] | None
+Asked = frozenset[Deployment] | None
 
 
 def require_one_head(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> None:
@@ -44,23 +44,28 @@ def _differing(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Flee
         return
     kept = _with_key(mine, facts[head])
     # Without one of its own it is not the head yet, and no other is silent about it before.
-    for name, seen in facts.items() if kept else ():
-        theirs = _with_key(mine, seen) if name != head else []
-        runs = name in mine.heads and _is_head(cluster, seen)
-        if not theirs or (node_of(cluster, seen) and not runs):
+    claims = {name: _with_key(mine, seen) for name, seen in facts.items() if kept and name != head}
+    for name, theirs in claims.items():
+        runs = name in mine.heads and _is_head(cluster, facts[name])
+        if not theirs or (node_of(cluster, facts[name]) and not runs):
             continue
         own, other = (_key(cluster, holders, facts, fleet) for holders in (kept, theirs))
         moved, now = (_order(inventory, facts[host], fleet, mine.id) for host in (head, name))
         what = ""
         if now is not None and moved != now and not (runs and moved is None):
             what = "another order" if moved is not None else "no order"
-        if inventory.api_key is None and own and other and own != other:
+        if inventory.api_key is None and own.key and other.key and own.key != other.key:
             what = "another API key"
         if what:
+            others = [one for one, rows in claims.items() if one != name and rows]
+            known = [one for one in others if facts[one].was_head_of]
+            text = f"{'its node is' if runs else 'by its volumes it was'} the head, and {head} keeps {what}"
+            text += f"; {' and '.join(others)} has what a head has, too" if others else ""
             node = (command_line("docker", "rm", Option("-f"), node_name(cluster)),)
             volumes = (command_line("docker", "volume", "rm", one.volume) for one in theirs)
-            text = "its node is the head" if runs else "by its volumes it was the head"
-            yield two_heads(inventory, name, f"{text}, and {head} keeps {what}", node if runs else volumes, likely=True)
+            # What was rotated is newer, and a host that this machine remembers is likelier than one that it does not.
+            likely = bool(facts[name].was_head_of or not known) and (own.identity is None or other.identity is not None)
+            yield two_heads(inventory, name, text, node if runs else volumes, likely=likely)
 
 
 def _with_key(mine: Authority, facts: HostFacts) -> list[Holder]:
@@ -74,10 +79,10 @@ def _is_head(cluster: str, facts: HostFacts) -> bool:
     return node is not None and node.labels.get(ROLE) == "head"
 
 
-def _key(cluster: str, holders: list[Holder], facts: Mapping[str, HostFacts], fleet: Fleet) -> str:
-    """The API key of these; empty where none of them has a whole one."""
+def _key(cluster: str, holders: list[Holder], facts: Mapping[str, HostFacts], fleet: Fleet) -> KeyFile:
+    """The file of the API key of these; without a key where none of them has a whole one."""
     found = read_kept(cluster, holders, facts, fleet).get(KEY)
-    return KeyFile.read(found.content).key if found else ""
+    return KeyFile.read(found.content if found else "")
 
 
 def _order(inventory: Inventory, facts: HostFacts, fleet: Fleet, identity: str | None) -> Asked:
@@ -94,7 +99,7 @@ def _order(inventory: Inventory, facts: HostFacts, fleet: Fleet, identity: str |
 
 
 def _asked(connection: HostConnection, container: str) -> Asked:
-    """The names, models and flags of the order in the state that a container sees.
+    """What the order in the state that a container sees asks for.
 
     None where there is no record of members: that is written last of what moves.
     """
@@ -107,5 +112,4 @@ def _asked(connection: HostConnection, container: str) -> Asked:
     order = Order()
     with suppress(RefusedDocument):
         order = read_order(raw, f"{connection.name}: {WANTED}") if raw else order
-    rows = (one.deployment for one in order.deployments)
-    return frozenset((one.name, one.model, one.flags) for one in rows)
+    return frozenset(one.deployment for one in order.deployments)

@@ -104,14 +104,15 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     keeps = _with_key(mine, own)
     for name, seen in facts.items():
         node = identity.node_of(inventory.cluster, seen)
-        others = [one for one in mine.heads if one != name and _is_head(inventory, facts[one])]
-        also = f", and {', '.join(others)} is the head too" if others else ""
         if name == head:
             continue
+        others = [one for one in mine.heads if one not in (name, head) and _is_head(inventory, facts[one])]
+        others += [one for one in facts if one not in (name, *others) and _with_key(mine, facts[one])]
+        also = f"; {' and '.join(others)} has what a head has, too" if others else ""
         if node is None and not keeps and (volumes := _with_key(mine, seen)):
             text = "by its volumes it was the head, and has the API key; its node is gone"
             lines = [command_line("docker", "volume", "rm", volume) for volume in volumes]
-            yield two_heads(inventory, name, text + also, lines, likely=not others)
+            yield two_heads(inventory, name, text + also, lines, likely=bool(seen.was_head_of) or not others)
         if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
             gone = command_line("docker", "rm", Option("-f"), node.name)
             if denied := identity.who_denies(inventory, name, facts) if seen.was_head_of else []:

@@ -172,9 +172,7 @@ def who_denies(inventory: Inventory, name: str, facts: Mapping[str, HostFacts]) 
     rows = {
         other: node.labels for other, node in nodes.items() if node and node.labels.get(ID) == facts[name].was_head_of
     }
-    return [
-        other for other, labels in rows.items() if other != inventory.head_name and labels.get(HEAD_ADDRESS) not in own
-    ]
+    return [other for other, labels in rows.items() if labels.get(HEAD_ADDRESS) not in own]
 
 
 def _known_heads(facts: Mapping[str, HostFacts]) -> KnownHeads:
@@ -205,8 +203,9 @@ def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | Non
             return own.pop()
         if head.was_head_of:
             return head.was_head_of
-    elif known := _known_heads(facts).head:
-        return known.id
+    else:
+        known = _known_heads(facts).head
+        return known.id if known and known.leads else None
     moved = {seen.was_head_of for seen in facts.values() if seen.was_head_of in _ids(_labels(inventory, seen))}
     return moved.pop() if len(moved) == 1 else None
 
