@@ -58,6 +58,22 @@ def test_a_worker_that_calls_itself_the_head_chooses_neither_key_nor_order(state
 
 # fault: kernel/plan/kept.py: for name in mine.heads for holder → for name in facts for holder
 @pytest.mark.promise("P47")
+def test_no_worker_chooses_the_key_by_the_label_of_its_node() -> None:
+    """The head has lost all, and a node of a worker has a key."""
+    world, identity = make.world((2, 2)), lab.fast_secret_id("lab", "api-key", "sk-chosen")
+    with lab.inside(world):
+        lab.succeed(world, MINE, lab.do_up)
+        empty(world.machines["gpu1"])
+        (box,) = world.machines["gpu2"].boxes.values()
+        box.labels[SECRET + "api-key"] = identity
+        for volume in world.machines["gpu2"].volumes.values():
+            volume.files |= {f"api-key-{identity}": b"sk-chosen"} if "secrets" in volume.name else {}
+        world.api_key = None
+        lab.succeed(world, MINE, lab.do_up)
+        assert b"sk-chosen" not in api_keys(world.machines["gpu1"])
+
+
+@pytest.mark.promise("P47")
 def test_no_worker_chooses_the_key_of_a_cluster_that_is_new() -> None:
     world, identity = make.world((2, 2)), lab.fast_secret_id("lab", "api-key", "sk-chosen")
     with lab.inside(world):
