@@ -43,6 +43,7 @@ LITERALS = {
     "serving/node/supervisor.py": "the mark of lines, as users see it",
     "features/logs/host.py": "how Ray copies a line of a rank",
     "serving/explain/logs.py": "names of files in an excerpt",
+    "serving/status/status.py": "who counts the GPUs, as users see it",
     "kernel/checks/codes.py": "a finding's code",
     "kernel/checks/image.py": "a finding's code",
     "features/slurm/script.py": "the files that the front of a job is made of",

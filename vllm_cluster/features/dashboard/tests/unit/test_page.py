@@ -17,6 +17,7 @@ from tests.support.browser import Browser
 from tests.support.json_schemas import validator
 from tests.support.sim import make
 from tests.support.views import HEAD, LOST, MODEL, PAIR, WORKER, serving, view
+from vllm_cluster.cli.app import app
 from vllm_cluster.features.dashboard import verb
 from vllm_cluster.features.dashboard.render import MAX_EVENTS, MAX_MESSAGE, MAX_POINTS, DashboardFeed, Seen, changes
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT
@@ -32,8 +33,9 @@ def test_a_port_in_use_names_the_option_for_another(
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as end:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("sys.argv", ["vcluster", "dashboard", "--port", str(port)])
-        verb.dashboard(port=port)
+        words = ["dashboard", "--port", str(port)]
+        monkeypatch.setattr("sys.argv", ["vcluster", *words])
+        app(words, prog_name="vcluster")
     assert end.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use",

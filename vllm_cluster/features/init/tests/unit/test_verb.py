@@ -81,8 +81,8 @@ def test_a_link_that_other_programs_need_is_not_to_be_removed(tmp_path: Path, nu
             Path(path).symlink_to(tmp_path / "FILE")
         refused = init(tmp_path, "--host", "gpu1=10.0.0.11", "-o", path)
         assert (refused.returncode, "rm " in refused.stderr, "--force" in refused.stderr) == (2, False, False)
-        assert f"fix: vcluster init --host 'gpu1=10.0.0.11' -o {path} -o -" in refused.stderr
-        done = init(tmp_path, "--host", "gpu1=10.0.0.11", "-o", path, "-o", "-")
+        assert "fix: vcluster init --host 'gpu1=10.0.0.11' -o -\n" in refused.stderr
+        done = init(tmp_path, "--host", "gpu1=10.0.0.11", "-o", "-")
     assert [*load_text(done.stdout.encode(), path=None, cwd=None).hosts] == ["gpu1"]
     assert Path(path).is_symlink() == (number == 1)
 
