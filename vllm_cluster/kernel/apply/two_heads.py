@@ -22,7 +22,8 @@ from vllm_cluster.wire.order import WANTED, Deployment, Order, read_order
 from vllm_cluster.wire.parts import RECORD_FILE
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument
 
-KEY = "api-key"
+# Of a host: each is read through a container, with the lease, and how many it lists is its own word.
+KEY, MAX_VOLUMES = "api-key", 3
 Asked = frozenset[Deployment] | None
 
 
@@ -71,7 +72,8 @@ def _differing(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Flee
 def _with_key(mine: Authority, facts: HostFacts) -> list[Holder]:
     """Those that hold an API key there: the node, or else volumes of the cluster."""
     every = [one for one in holders_on(mine.cluster, mine.id, facts.host, facts) if KEY in one.ids]
-    return [one for one in every if one.has_node] or [one for one in every if mine.owns(facts.volumes[one.volume])]
+    volumes = [one for one in every if not one.has_node and mine.owns(facts.volumes[one.volume])]
+    return [one for one in every if one.has_node] or volumes[:MAX_VOLUMES]
 
 
 def _is_head(cluster: str, facts: HostFacts) -> bool:
@@ -103,12 +105,10 @@ def _asked(connection: HostConnection, container: str) -> Asked:
 
     None where there is no record of members: that is written last of what moves.
     """
-    record, raw = (
-        connection.docker.read_file(container, f"{STATE_FOLDER}/{name}", most)
-        for name, most in ((RECORD_FILE, MAX_RECORD), (WANTED, MAX_BYTES))
-    )
-    if record is None:
+    docker = connection.docker
+    if docker.read_file(container, f"{STATE_FOLDER}/{RECORD_FILE}", MAX_RECORD) is None:
         return None
+    raw = docker.read_file(container, f"{STATE_FOLDER}/{WANTED}", MAX_BYTES)
     order = Order()
     with suppress(RefusedDocument):
         order = read_order(raw, f"{connection.name}: {WANTED}") if raw else order
