@@ -102,8 +102,8 @@ FORGE: dict[str, Callable[[Machine], object]] = {
 }
 
 
-# fault: kernel/apply/two_heads.py: if inventory.api_key is None and own.key and other.key and own.key != other.key: → if False:
-# fault: kernel/apply/two_heads.py: "another order" if moved is not None else "no order" → ""
+# fault: kernel/apply/two_heads.py: if not given and own.key.key and other.key.key and own.key.key != other.key.key: → if False:
+# fault: kernel/apply/two_heads.py: "another order" if own.asked is not None else "no order" → ""
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("forged", FORGE)
 def test_a_former_head_with_the_labels_of_before_chooses_neither_key_nor_order(forged: str) -> None:

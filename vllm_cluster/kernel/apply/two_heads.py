@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
-from vllm_cluster.kernel.checks.docker import two_heads
+from vllm_cluster.kernel.checks.docker import too, two_heads
 from vllm_cluster.kernel.checks.finding import Finding, ensure_no_errors
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
@@ -13,9 +14,9 @@ from vllm_cluster.kernel.hosts.observe import MAX_RECORD
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.secret_files import read_kept, through_volume
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.kernel.plan.identity import Authority, Owner, authority, node_of
+from vllm_cluster.kernel.plan.identity import Authority, Owner, authority, is_head, node_of
 from vllm_cluster.kernel.plan.kept import Holder, holders_on
-from vllm_cluster.kernel.plan.spec import ID, ROLE, Mount, node_name, state_volume
+from vllm_cluster.kernel.plan.spec import ID, Mount, node_name, state_volume
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.wire.keys import KeyFile
 from vllm_cluster.wire.order import WANTED, Deployment, Order, read_order
@@ -39,34 +40,51 @@ def require_one_head(inventory: Inventory, facts: Mapping[str, HostFacts], fleet
     ensure_no_errors(list(_differing(inventory, facts, fleet)))
 
 
+class _State(NamedTuple):
+    """What a host keeps as the head: the key, and what it is asked to serve, None where it never was the head whole."""
+
+    key: KeyFile
+    asked: Asked
+
+
 def _differing(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> Iterator[Finding]:
     mine, head, cluster = authority(inventory, facts), inventory.head_name, inventory.cluster
-    if head not in facts or _is_head(cluster, facts[head]):
+    if head not in facts or is_head(cluster, facts[head]):
         return
     kept = _with_key(mine, facts[head])
-    # Without one of its own it is not the head yet, and no other is silent about it before.
+    # Without a key of its own it is not the head yet, and the check before has named whoever else has one.
     claims = {name: _with_key(mine, seen) for name, seen in facts.items() if kept and name != head}
+    claims = {name: holders for name, holders in claims.items() if holders}
+    running = {name for name in mine.heads if is_head(cluster, facts[name])}
+    own: _State | None = None
     for name, theirs in claims.items():
-        runs = name in mine.heads and _is_head(cluster, facts[name])
-        if not theirs or (node_of(cluster, facts[name]) and not runs):
+        # Another node is a worker's, or was named before, too.
+        if node_of(cluster, facts[name]) and name not in running:
             continue
-        own, other = (_key(cluster, holders, facts, fleet) for holders in (kept, theirs))
-        moved, now = (_order(inventory, facts[host], fleet, mine.id) for host in (head, name))
-        what = ""
-        if now is not None and moved != now and not (runs and moved is None):
-            what = "another order" if moved is not None else "no order"
-        if inventory.api_key is None and own.key and other.key and own.key != other.key:
-            what = "another API key"
-        if what:
-            others = [one for one, rows in claims.items() if one != name and rows]
-            known = [one for one in others if facts[one].was_head_of]
-            text = f"{'its node is' if runs else 'by its volumes it was'} the head, and {head} keeps {what}"
-            text += f"; {' and '.join(others)} has what a head has, too" if others else ""
-            node = (command_line("docker", "rm", Option("-f"), node_name(cluster)),)
-            volumes = (command_line("docker", "volume", "rm", one.volume) for one in theirs)
-            # What was rotated is newer, and a host that this machine remembers is likelier than one that it does not.
-            likely = bool(facts[name].was_head_of or not known) and (own.identity is None or other.identity is not None)
-            yield two_heads(inventory, name, text, node if runs else volumes, likely=likely)
+        own = own or _state(inventory, facts, fleet, head, kept)
+        other = _state(inventory, facts, fleet, name, theirs)
+        if not (what := _difference(own, other, runs=name in running, given=inventory.api_key is not None)):
+            continue
+        others = [one for one in claims if one != name]
+        is_known = facts[name].was_head_of or not any(facts[one].was_head_of for one in others)
+        # What was rotated is newer, and a host that this machine remembers is likelier than one that it does not.
+        likely = bool(is_known) and (own.key.identity is None or other.key.identity is not None)
+        text, gone = "its node is", [command_line("docker", "rm", Option("-f"), node_name(cluster))]
+        if name not in running:
+            text, gone = "by its volumes it was", [command_line("docker", "volume", "rm", one.volume) for one in theirs]
+        yield two_heads(inventory, name, f"{text} the head, and {head} keeps {what}{too(others)}", gone, likely=likely)
+
+
+def _difference(own: _State, other: _State, *, runs: bool, given: bool) -> str:
+    """What the inventory's head keeps that is not what the other host has; a `given` key is the inventory's own.
+
+    Of one that `runs` all is copied that is not there yet.
+    """
+    if not given and own.key.key and other.key.key and own.key.key != other.key.key:
+        return "another API key"
+    if other.asked in (None, own.asked) or (runs and own.asked is None):
+        return ""
+    return "another order" if own.asked is not None else "no order"
 
 
 def _with_key(mine: Authority, facts: HostFacts) -> list[Holder]:
@@ -76,15 +94,13 @@ def _with_key(mine: Authority, facts: HostFacts) -> list[Holder]:
     return [one for one in every if one.has_node] or volumes[:MAX_VOLUMES]
 
 
-def _is_head(cluster: str, facts: HostFacts) -> bool:
-    node = node_of(cluster, facts)
-    return node is not None and node.labels.get(ROLE) == "head"
-
-
-def _key(cluster: str, holders: list[Holder], facts: Mapping[str, HostFacts], fleet: Fleet) -> KeyFile:
-    """The file of the API key of these; without a key where none of them has a whole one."""
-    found = read_kept(cluster, holders, facts, fleet).get(KEY)
-    return KeyFile.read(found.content if found else "")
+def _state(
+    inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet, host: str, holders: list[Holder]
+) -> _State:
+    """Read what a host keeps; without a key where none of its holders has a whole one."""
+    found = read_kept(inventory.cluster, holders, facts, fleet).get(KEY)
+    identity = authority(inventory, facts).id
+    return _State(KeyFile.read(found.content if found else ""), _order(inventory, facts[host], fleet, identity))
 
 
 def _order(inventory: Inventory, facts: HostFacts, fleet: Fleet, identity: str | None) -> Asked:

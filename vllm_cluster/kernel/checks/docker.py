@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -98,7 +98,7 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     """
     mine, head = identity.authority(inventory, facts), inventory.head_name
     own = facts.get(head)
-    if own is None or _is_head(inventory, own):
+    if own is None or identity.is_head(inventory.cluster, own):
         return
     # Where it keeps a key itself, what both hold is compared before anything is changed.
     keeps = _with_key(mine, own)
@@ -106,14 +106,16 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
         node = identity.node_of(inventory.cluster, seen)
         if name == head:
             continue
-        others = [one for one in mine.heads if one not in (name, head) and _is_head(inventory, facts[one])]
+        others = [
+            one for one in mine.heads if one not in (name, head) and identity.is_head(inventory.cluster, facts[one])
+        ]
         others += [one for one in facts if one not in (name, *others) and _with_key(mine, facts[one])]
-        also = f"; {' and '.join(others)} has what a head has, too" if others else ""
+        also = too(others)
         if node is None and not keeps and (volumes := _with_key(mine, seen)):
             text = "by its volumes it was the head, and has the API key; its node is gone"
             lines = [command_line("docker", "volume", "rm", volume) for volume in volumes]
             yield two_heads(inventory, name, text + also, lines, likely=bool(seen.was_head_of) or not others)
-        if node and name not in mine.heads and _is_head(inventory, seen) and mine.owns(node.labels):
+        if node and name not in mine.heads and identity.is_head(inventory.cluster, seen) and mine.owns(node.labels):
             gone = command_line("docker", "rm", Option("-f"), node.name)
             if denied := identity.who_denies(inventory, name, facts) if seen.was_head_of else []:
                 text = f"its node is the head, as this machine remembers, and another one by {' and '.join(denied)}"
@@ -122,6 +124,11 @@ def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
             else:
                 text = "its node is the head by its own word; this machine does not know it as that"
                 yield two_heads(inventory, name, text + also, [gone], likely=not others)
+
+
+def too(others: Sequence[str]) -> str:
+    """The end of such a text: which other hosts may be the head; empty where none may."""
+    return f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} what a head has, too" if others else ""
 
 
 def two_heads(inventory: Inventory, name: str, text: str, gone: Iterable[str], *, likely: bool) -> Finding:
@@ -135,18 +142,10 @@ def two_heads(inventory: Inventory, name: str, text: str, gone: Iterable[str], *
     return Finding("other-head", name, text, "\n".join([*fixes, *steps] if likely else [*steps, *fixes]))
 
 
-def _is_head(inventory: Inventory, facts: HostFacts) -> bool:
-    node = identity.node_of(inventory.cluster, facts)
-    return node is not None and node.labels.get(ROLE) == "head"
-
-
-def _with_key(mine: identity.Authority, facts: HostFacts) -> dict[str, Mapping[str, str]]:
-    """The cluster's volumes there that have the API key, with their labels."""
-    return {
-        name: labels
-        for name, labels in facts.volumes.items()
-        if identity.is_volume_name(mine.cluster, name) and API_KEY in labels and mine.owns(labels)
-    }
+def _with_key(mine: identity.Authority, facts: HostFacts) -> list[str]:
+    """The cluster's volumes there that have the API key."""
+    owned = (name for name, labels in facts.volumes.items() if API_KEY in labels and mine.owns(labels))
+    return [name for name in owned if identity.is_volume_name(mine.cluster, name)]
 
 
 def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: identity.Foreign) -> str:
@@ -155,7 +154,10 @@ def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: ident
         return ""
     mine = f"; or, if that cluster is yours, set id: {other.id}"
     own = facts.get(inventory.head_name)
-    same, is_head = other.id == identity.authority(inventory, facts).id, own is not None and _is_head(inventory, own)
+    same, is_head = (
+        other.id == identity.authority(inventory, facts).id,
+        own is not None and identity.is_head(inventory.cluster, own),
+    )
     if same and is_head:
         # Of the head that the inventory names all is kept.
         return mine
@@ -165,7 +167,7 @@ def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: ident
         return f"; or, if that cluster is yours, {there}; if its head is gone for good, set id: {other.id}"
     for name, host in inventory.hosts.items() if not same else ():
         may_be = name in facts and host.address == other.head and name != inventory.head_name
-        if may_be and _is_head(inventory, facts[name]):
+        if may_be and identity.is_head(inventory.cluster, facts[name]):
             # Then this machine knows it as the head, from which another one may take over.
             return f"{mine} and head: {name}, run vcluster up, and then change the head"
     return mine

@@ -155,9 +155,7 @@ def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts])
         return True
     if head.was_head_of:
         return head.was_head_of == identity
-    node = node_of(inventory.cluster, head)
-    follows = node is None or node.labels.get(ROLE) != "head"
-    return follows and any(seen.was_head_of == identity for seen in facts.values())
+    return not is_head(inventory.cluster, head) and any(seen.was_head_of == identity for seen in facts.values())
 
 
 def who_denies(inventory: Inventory, name: str, facts: Mapping[str, HostFacts]) -> list[str]:
@@ -232,6 +230,12 @@ def node_of(cluster: str, facts: HostFacts) -> Container | None:
     """The container that is the host's node of a cluster of this name, whichever cluster that is."""
     name = node_name(cluster)
     return next((c for c in facts.containers if c.name == name and c.labels.get(CLUSTER) == cluster), None)
+
+
+def is_head(cluster: str, facts: HostFacts) -> bool:
+    """Whether the host's node of a cluster of this name is the head, by its own label."""
+    node = node_of(cluster, facts)
+    return node is not None and node.labels.get(ROLE) == "head"
 
 
 @dataclass(frozen=True)
