@@ -52,7 +52,7 @@ def orders(machine: Machine) -> list[bytes]:
     return [content for name, content in files(machine).items() if name.endswith("wanted.json")]
 
 
-# fault: kernel/checks/docker.py: command_line("docker", "volume", "rm", volume) for volume in volumes → *()
+# fault: kernel/checks/heads.py: (own or all(one.trusted and one.runs for one in claims)) → True
 # fault: kernel/checks/docker.py: if same and is_head: → if same:
 # fault: serving/cluster/up.py: new_key=stops.anything and _makes_new_key(inventory, seen) → new_key=False
 @pytest.mark.promise("P33", "P47")

@@ -14,7 +14,7 @@ import pytest
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
-from tests.support.sim.heads import EVIL, api_keys, claim_head, empty, files, labels_of, report
+from tests.support.sim.heads import EVIL, api_keys, claim_head, contents, empty, files, labels_of, report
 from tests.support.sim.lab import code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
@@ -25,31 +25,30 @@ from vllm_cluster.serving.stops import Stops
 ALL, MINE, THEIRS = inventory(1, 2, 3), inventory(1, 2), inventory(3, 4)
 
 
-# What is left of the head, the inventory that `up` then gets, and its exit code.
-STATES: dict[str, tuple[Callable[[Machine], object], tuple[int, ...], int]] = {
-    "the head is there": (lambda _: None, (1, 2, 3), 0),
-    "its container is gone": (lambda head: head.boxes.clear(), (1, 2, 3), 3),
-    "all of it is gone": (empty, (1, 2, 3), 3),
-    "the head moves": (lambda _: None, (3, 2, 1), 3),
-    "the head moves and leaves": (lambda _: None, (3, 2), 3),
+# What is left of the head, and the inventory that `up` then gets.
+STATES: dict[str, tuple[Callable[[Machine], object], tuple[int, ...]]] = {
+    "the head is there": (lambda _: None, (1, 2, 3)),
+    "its container is gone": (lambda head: head.boxes.clear(), (1, 2, 3)),
+    "all of it is gone": (empty, (1, 2, 3)),
+    "the head moves": (lambda _: None, (3, 2, 1)),
+    "the head moves and leaves": (lambda _: None, (3, 2)),
 }
 
 
-# fault: kernel/checks/docker.py: yield from _unknown_heads(inventory, facts) → yield from ()
+# fault: kernel/checks/docker.py: yield from undecided_head(inventory, facts) → yield from ()
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("state", STATES)
 def test_a_worker_that_calls_itself_the_head_chooses_neither_key_nor_order(state: str) -> None:
     """Its order was copied onto the new head as it was, and its command ran there as root; its key was everyone's."""
-    change, order, ends = STATES[state]
+    change, order = STATES[state]
     world = make.world((2, 2, 2))
     with lab.inside(world):
         lab.succeed(world, ALL, lab.do_up)
         lab.succeed(world, ALL, lab.do_serve)
         claim_head(world)
         change(world.machines["gpu1"])
-        outcome = lab.run(world, inventory(*order), lab.do_up)
-        assert code(outcome) == ends, outcome.story()
-        assert ends == 0 or outcome.script.changing == []
+        before, outcome = contents(world), lab.run(world, inventory(*order), lab.do_up)
+        assert (code(outcome), contents(world)) == (3, before), outcome.story()
         head = world.machines[f"gpu{order[0]}"]
         assert b"sk-chosen" not in api_keys(head)
         assert not any(EVIL in content for name, content in files(head).items() if name.endswith("wanted.json"))
@@ -91,9 +90,8 @@ def test_no_worker_chooses_the_key_of_a_cluster_that_is_new() -> None:
         world.heads = known
         refused = lab.run(world, MINE, lab.do_up)
         assert (code(refused), refused.script.changing) == (3, []), refused.story()
-        assert f"on gpu2, if it is not: docker volume rm {volume.name}" in report(refused)
-        liar.volumes.clear()
-        lab.succeed(world, MINE, lab.do_up)
+        assert "if none of them is, for a new API key on gpu1:\nvcluster up --keep gpu1" in report(refused)
+        lab.succeed(world, MINE.model_copy(update={"keep": "gpu1"}), lab.do_up)
         assert len(api_keys(world.machines["gpu1"]) - {b"sk-chosen"}) == 1
 
 
@@ -199,7 +197,7 @@ def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
         after = inventory(2, 1, 3)
         for words, step in (
             (after, f"if that cluster is yours, set id: {claimed}"),
-            (after.model_copy(update={"id": claimed}), "set head: gpu1\nvcluster up\nthen set head: gpu2"),
+            (after.model_copy(update={"id": claimed}), "if gpu1 is the head:\nvcluster up --keep gpu1"),
         ):
             refused = lab.run(world, words, lab.do_up)
             assert (code(refused), refused.script.changing) == (3, [])
@@ -212,7 +210,7 @@ def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
     record("P33", "sim: a colleague's laptop moves the head", "refused with the two steps; they keep the key", True)
 
 
-# fault: kernel/checks/docker.py: yield from _unknown_heads(inventory, facts) → yield from ()
+# fault: kernel/checks/docker.py: yield from undecided_head(inventory, facts) → yield from ()
 @pytest.mark.promise("P47")
 def test_an_id_in_the_inventory_makes_no_head_of_who_claims_to_be_it() -> None:
     world = make.world((2, 2, 2))
@@ -227,7 +225,7 @@ def test_an_id_in_the_inventory_makes_no_head_of_who_claims_to_be_it() -> None:
         world.heads.clear()
         outcome = lab.run(world, pinned, lab.do_up)
         assert (code(outcome), outcome.script.changing) == (3, [])
-        assert "gpu2: its node is the head by its own word" in report(outcome)
+        assert "gpu2 (its node is the head, this machine does not know it as that)" in report(outcome)
 
 
 @pytest.mark.promise("P33")
@@ -319,7 +317,7 @@ def test_a_head_that_moves_back_and_is_broken_off_is_continued_by_either_invento
         oracle.converged(world, back if head == 1 else there)
 
 
-# fault: kernel/checks/docker.py: if node is None and not keeps and (volumes := _with_key(mine, seen)): → if False:
+# fault: kernel/checks/heads.py: (own or all(one.trusted and one.runs for one in claims)) → True
 @pytest.mark.promise("P33")
 def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
     """What it served was dropped in silence, as only a node that is there is read."""
@@ -331,7 +329,7 @@ def test_a_head_without_its_container_is_made_again_before_it_moves() -> None:
         world.machines["gpu1"].boxes.clear()
         refused = lab.run(world, inventory(3, 2, 1), lab.do_up)
         assert (code(refused), refused.script.changing) == (3, [])
-        assert "set head: gpu1\nvcluster up\nthen set head: gpu3" in report(refused)
+        assert "set head: gpu1\nvcluster up --keep gpu1\nthen set head: gpu3" in report(refused)
         lab.succeed(world, ALL, lab.do_up)
         lab.succeed(world, inventory(3, 2, 1), lab.do_up)
         assert api_keys(world.machines["gpu3"]) == keys

@@ -44,6 +44,8 @@ class Stops:
     absent: str = ""
     # Whether no host has the API key of the cluster, and each client needs a new one.
     new_key: bool = False
+    # Hosts beside the head that have what a head has, which a person gives up.
+    given_up: tuple[str, ...] = ()
     # The model that runs on: the nodes have no rank of it.
     stays: str = ""
     # The models that run on with fewer replicas, and with how many.
@@ -68,7 +70,8 @@ class Stops:
             fate = f"{'is' if one else 'are'} {'started again' if self.again else 'not served again'}"
             model = f"{self._models} {'stops' if one else 'stop'}, and {fate}"
         batches = (f"{self._fate[1]}: {which}" for which in self._batches)
-        return "; ".join(filter(None, (model, unknown, *self._known, self.fewer, *batches)))
+        given_up = (f"given up: {what}" for what in self._kept_elsewhere)
+        return "; ".join(filter(None, (model, unknown, *self._known, self.fewer, *batches, *given_up)))
 
     @property
     def _known(self) -> Iterator[str]:
@@ -87,7 +90,7 @@ class Stops:
     def anything(self) -> bool:
         """Whether a person must be asked."""
         stops = self.served or self.unknown or self.nodes or self.pulls
-        return bool(stops or self.batches or self.unlisted or self.outside)
+        return bool(stops or self.batches or self.unlisted or self.outside or self.given_up)
 
     def within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers this too."""
@@ -95,7 +98,7 @@ class Stops:
         there = ((self.nodes, confirmed.nodes), (self.pulls, confirmed.pulls), (self.outside, confirmed.outside))
         nodes = all(now.items() <= then.items() for now, then in there)
         known = (not self.unknown or bool(confirmed.unknown)) and self.absent in ("", confirmed.absent)
-        known = known and self.new_key <= confirmed.new_key
+        known = known and self.new_key <= confirmed.new_key and {*self.given_up} <= {*confirmed.given_up}
         return served and nodes and known and self._batches_within(confirmed)
 
     def _batches_within(self, confirmed: Stops) -> bool:
@@ -111,7 +114,8 @@ class Stops:
         )
         deleted = (f"{self._fate[0]} {which}" for which in self._batches)
         known = "; ".join(self._known)
-        what = ", ".join(filter(None, (stop, *deleted, *pulls, *self._removed(cluster))))
+        given_up = (f"give up {what}" for what in self._kept_elsewhere)
+        what = ", ".join(filter(None, (stop, *deleted, *given_up, *pulls, *self._removed(cluster))))
         return f"{what} ({known})" if known else what
 
     def _removed(self, cluster: str) -> Iterator[str]:
@@ -120,6 +124,12 @@ class Stops:
         if places:
             verb = "have" if len(places) > 1 else "has"
             yield f"remove what {cluster} has on {', '.join(places)}, which {verb} left the inventory"
+
+    @property
+    def _kept_elsewhere(self) -> Iterator[str]:
+        """What another host than the head has as one, and loses."""
+        if self.given_up:
+            yield f"the API key, order, history and batches that {' and '.join(self.given_up)} kept as a head"
 
     @property
     def _models(self) -> str:

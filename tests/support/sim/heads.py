@@ -10,6 +10,7 @@ from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ROLE, SECRET
+from vllm_cluster.wire.keys import KeyFile
 
 EVIL = b"evil/model"
 
@@ -77,13 +78,13 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
 
     The last of them is the inventory that was refused, or follows it.
     """
-    if f"set head: gpu1\nvcluster up\nthen set head: {words.head_name}" in refused and "gpu1" in words.hosts:
-        return [words.model_copy(update={"head": "gpu1"}), words]
-    lines = set(re.findall(r"on (gpu[23]), if it is not: (docker .*)$", refused, re.MULTILINE))
-    for host, line in lines:
-        remove(world.machines[host], line.split())
-    if lines:
-        return [words]
+    head = words.head_name
+    if f"if gpu1 is the head: set head: gpu1\nvcluster up --keep gpu1\nthen set head: {head}" in refused:
+        return [words.model_copy(update={"head": "gpu1", "keep": "gpu1"}), words]
+    if "if gpu1 is the head:\nvcluster up --keep gpu1" in refused:
+        return [words.model_copy(update={"keep": "gpu1"})]
+    if f"if none of them is, for a new API key on {head}:\nvcluster up --keep {head}" in refused:
+        return [words.model_copy(update={"keep": head})]
     if not gone and "add its head to hosts: and set head: to it, run vcluster up, and then change" in refused:
         every = [inventory(*numbers, id=words.id) for numbers in ((1, 2, 3), (3, 2, 1))]
         return [*every, words]
@@ -92,10 +93,20 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
     raise AssertionError(f"no step for this person in:\n{refused}")
 
 
-def remove(machine: Machine, words: list[str]) -> None:
-    """What Docker does by `docker rm -f NAME` and `docker volume rm NAME`."""
-    if words[:3] == ["docker", "rm", "-f"]:
-        machine.boxes = {key: box for key, box in machine.boxes.items() if box.name != words[3]}
-    else:
-        assert words[:3] == ["docker", "volume", "rm"]
-        del machine.volumes[words[3]]
+def follow_first(words: Inventory, refused: str) -> list[Inventory]:
+    """Do what stands first in a refusal, as a person who takes any first line; returns what to bring up then."""
+    one = re.search(
+        r"^if (\w+) is the head:(?: set head: \w+)?\nvcluster up --keep (\w+)(\nthen set)?", refused, re.MULTILINE
+    )
+    assert one, refused
+    keep = {"keep": one[2]} | ({"head": one[1]} if one[3] else {})
+    return [words.model_copy(update=keep), *([words] if one[3] else [])]
+
+
+def forge_key(machine: Machine, key: str = "sk-chosen") -> None:
+    """Let a host have a volume with an API key that looks as one that was rotated, and no node."""
+    identity = lab.fast_secret_id("lab", "api-key", key)
+    machine.boxes.clear()
+    (volume,) = [one for name, one in machine.volumes.items() if "secrets" in name]
+    volume.labels[SECRET + "api-key"] = identity
+    volume.files[f"api-key-{identity}"] = KeyFile(key, identity).text().encode()

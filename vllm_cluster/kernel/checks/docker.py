@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
+from vllm_cluster.kernel.checks.heads import undecided_head
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import number
 from vllm_cluster.kernel.inventory.model import Host, Inventory
@@ -14,11 +15,10 @@ from vllm_cluster.kernel.plan.desired import STATE_FOLDER, found_gpus
 from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
 from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.images import find_image
-from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, ID, ROLE, SECRET, VERSION, node_name
+from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, ID, ROLE, VERSION, node_name
 from vllm_cluster.kernel.shell_line import Option, command_line
 
 MIN_DOCKER = "20.10"
-API_KEY = f"{SECRET}api-key"
 # What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
 MIN_IMAGE_SPACE, GOOD_IMAGE_SPACE = 10e9, 40e9
 # With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
@@ -82,70 +82,12 @@ def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
         if other.id in who:
             fix = f"{fix}; who changed it last:\n{who[other.id]}"
         yield Finding("other-cluster", other.host, other.text, fix)
-    yield from _unknown_heads(inventory, facts)
+    yield from undecided_head(inventory, facts)
     for name, entry in facts.items():
         node = identity.node_of(inventory.cluster, entry)
         if node and _newer(node.labels.get(FORMAT_LABEL)):
             text = f"its container was made by a newer vcluster ({node.labels.get(VERSION)})"
             yield Finding("newer-format", name, text, "upgrade vcluster on this machine")
-
-
-def _unknown_heads(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Hosts that have what a head has, where the inventory's head is none yet, and from which `up` takes nothing.
-
-    Each claims it by its own labels, so its key may be one that it chose. And it may be the head: then all of that
-    would go with its node, though this machine remembers another one.
-    """
-    mine, head = identity.authority(inventory, facts), inventory.head_name
-    own = facts.get(head)
-    if own is None or identity.is_head(inventory.cluster, own):
-        return
-    # Where it keeps a key itself, what both hold is compared before anything is changed.
-    keeps = _with_key(mine, own)
-    for name, seen in facts.items():
-        node = identity.node_of(inventory.cluster, seen)
-        if name == head:
-            continue
-        others = [
-            one for one in mine.heads if one not in (name, head) and identity.is_head(inventory.cluster, facts[one])
-        ]
-        others += [one for one in facts if one not in (name, *others) and _with_key(mine, facts[one])]
-        also = too(others)
-        if node is None and not keeps and (volumes := _with_key(mine, seen)):
-            text = "by its volumes it was the head, and has the API key; its node is gone"
-            lines = [command_line("docker", "volume", "rm", volume) for volume in volumes]
-            yield two_heads(inventory, name, text + also, lines, likely=bool(seen.was_head_of) or not others)
-        if node and name not in mine.heads and identity.is_head(inventory.cluster, seen) and mine.owns(node.labels):
-            gone = command_line("docker", "rm", Option("-f"), node.name)
-            if denied := identity.who_denies(inventory, name, facts) if seen.was_head_of else []:
-                text = f"its node is the head, as this machine remembers, and another one by {' and '.join(denied)}"
-                fixes = [f"on {one}, if {name} is the head: {gone}" for one in denied]
-                yield Finding("other-head", name, text, "\n".join([*fixes, f"on {name}, if it is not: {gone}"]))
-            else:
-                text = "its node is the head by its own word; this machine does not know it as that"
-                yield two_heads(inventory, name, text + also, [gone], likely=not others)
-
-
-def too(others: Sequence[str]) -> str:
-    """The end of such a text: which other hosts may be the head; empty where none may."""
-    return f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} what a head has, too" if others else ""
-
-
-def two_heads(inventory: Inventory, name: str, text: str, gone: Iterable[str], *, likely: bool) -> Finding:
-    """The finding of a host that may be the head, with the steps for both; `gone` are the commands if it is not.
-
-    A person decides. The step for what is likely comes first.
-    """
-    head = inventory.head_name
-    fixes = [f"if it is the head: set head: {name}\nvcluster up\nthen set head: {head}"]
-    steps = [f"on {name}, if it is not: {line}" for line in gone]
-    return Finding("other-head", name, text, "\n".join([*fixes, *steps] if likely else [*steps, *fixes]))
-
-
-def _with_key(mine: identity.Authority, facts: HostFacts) -> list[str]:
-    """The cluster's volumes there that have the API key."""
-    owned = (name for name, labels in facts.volumes.items() if API_KEY in labels and mine.owns(labels))
-    return [name for name in owned if identity.is_volume_name(mine.cluster, name)]
 
 
 def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: identity.Foreign) -> str:

@@ -233,6 +233,12 @@ def _read(kind: type[T], rows: Sequence[bytes], sender: str) -> Iterator[T]:
             yield read(kind, row, sender)
 
 
+def changed_at(raw: bytes | None, sender: str) -> float | None:
+    """When a person last changed a cluster, by the last line of its audit that can be read."""
+    rows = list(_read(AuditLine, _last_rows(raw)[-1:], sender))
+    return rows[0].time if rows else None
+
+
 def written_again(kind: type[AuditLine | ResultLine], raw: bytes | None, sender: str) -> bytes:
     """The lines of a file that can be read, each with nothing beside what was read of it."""
     lines = _read(kind, _last_rows(raw), sender)

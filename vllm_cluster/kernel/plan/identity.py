@@ -95,8 +95,9 @@ class Authority:
 
     `id` is None where it is not up, or where that cannot be decided. `heads` are the hosts whose nodes and volumes have
     its secrets, its members and what it serves: the inventory's head, and then those that `up` has made its head from
-    this machine, since it may be moving. What another host's labels claim is its own word, and may be made up.
-    `addresses` are those by which nodes and volumes name their head; None where the inventory itself has the id.
+    this machine, since it may be moving; or the one that a person names. What another host's labels claim is its own
+    word, and may be made up. `addresses` are those by which nodes and volumes name their head; None where a person has
+    given the id, or named the host that is the head.
     """
 
     cluster: str
@@ -139,9 +140,12 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
         addresses |= {inventory.hosts[name].address for name in before}
         addresses |= {led.address for led in _known_heads(facts).every if led.id == identity}
         moved = [name for name in before if not who_denies(inventory, name, facts)]
-    heads = tuple(name for name in (head, *moved) if name in facts)
+    # A person's word takes the place of all of that.
+    every = (inventory.keep,) if inventory.keep else (head, *moved)
+    heads = tuple(name for name in every if name in facts)
     hosts = frozenset(host.address for host in inventory.hosts.values())
-    return Authority(inventory.cluster, identity, heads, None if inventory.id else frozenset(addresses), hosts)
+    named = None if inventory.id or inventory.keep else frozenset(addresses)
+    return Authority(inventory.cluster, identity, heads, named, hosts)
 
 
 def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts]) -> bool:

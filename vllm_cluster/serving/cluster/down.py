@@ -27,6 +27,7 @@ from vllm_cluster.kernel.plan.diff import grace_of, graces_of, remove_member
 from vllm_cluster.kernel.plan.identity import (
     authority,
     find_foreign,
+    is_head,
     is_leftover,
     is_volume_name,
 )
@@ -326,5 +327,8 @@ def _counted(removed: Counter[str]) -> str:
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
     """Refuse while something of this name is another cluster's; other names are not in the way."""
     named = {other.host for other in find_foreign(inventory, facts) if other.cluster == inventory.cluster}
+    own = facts.get(inventory.head_name)
+    # With the inventory's head its key goes anyway: a worker that calls itself the head, too, would be in the way.
+    other_head = "" if own and is_head(inventory.cluster, own) else "other-head"
     found = foreign_findings(inventory, facts)
-    ensure_no_errors([finding for finding in found if finding.host in named or finding.code == "other-head"])
+    ensure_no_errors([finding for finding in found if finding.host in named or finding.code == other_head])

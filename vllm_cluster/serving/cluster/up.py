@@ -28,6 +28,7 @@ from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import record
+from vllm_cluster.kernel.plan.claims import find_claims
 from vllm_cluster.kernel.plan.identity import authority
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, way_to, ways_of
 from vllm_cluster.kernel.plan.plan import (
@@ -149,6 +150,9 @@ def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) ->
 def _stops(inventory: Inventory, seen: Assessment, fleet: Fleet) -> Stops:
     """The running nodes that the plan removes or restarts, and the model on them."""
     stops = stopped_by(seen.plan, seen.facts, fleet, authority(inventory, seen.facts).heads)
+    others = find_claims(inventory, seen.facts) if inventory.keep else ()
+    given_up = tuple(one.host for one in others if one.host not in (inventory.head_name, inventory.keep))
+    stops = replace(stops, given_up=given_up)
     stops = replace(stops, new_key=stops.anything and _makes_new_key(inventory, seen))
     return replace(stops, absent=absent_models(inventory, seen.facts, fleet)) if stops.again else stops
 

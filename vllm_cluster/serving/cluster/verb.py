@@ -6,13 +6,24 @@ from typing import Annotated
 
 import typer
 
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.output import document
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 EXIT_CHANGES = 10
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        "--keep",
+        metavar="HOST",
+        help="Where several hosts have what a head has: HOST is the head; what the others have of one is given up.",
+        autocompletion=complete_hosts,
+    ),
+]
 
 
 def plan(
@@ -21,10 +32,11 @@ def plan(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 10 where there is something to do.")
     ] = False,
+    keep: Keep = None,
 ) -> None:
     """Show what up would change."""
     with Session(inventory, as_json=as_json) as session:
-        loaded = session.load()
+        loaded = _decided(session.load(), keep)
         from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
         from vllm_cluster.serving.cluster import up as action
 
@@ -62,10 +74,11 @@ def up(
     pull_image: Annotated[
         bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
     ] = False,
+    keep: Keep = None,
 ) -> None:
     """Bring every host to the state of the inventory."""
     with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
-        loaded = session.load()
+        loaded = _decided(session.load(), keep)
         from vllm_cluster.kernel.plan.members import Named
         from vllm_cluster.serving.cluster import up as up_action
 
@@ -73,6 +86,18 @@ def up(
         up_action.bring_up(
             loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image
         )
+
+
+def _decided(inventory: Inventory, host: str | None) -> Inventory:
+    """The inventory, with the host that is the head by a person's word.
+
+    Raises:
+        UsageError: the inventory has no such host.
+    """
+    from vllm_cluster.kernel.assess import require_name
+
+    require_name(inventory, [host] if host else [])
+    return inventory.model_copy(update={"keep": host})
 
 
 def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:

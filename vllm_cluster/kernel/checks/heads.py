@@ -1,0 +1,93 @@
+"""Which host is the head, where more than one has what a head has: a person decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from vllm_cluster.kernel.checks.finding import Finding
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.claims import Claim, find_claims
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.history import AUDIT_FILE
+from vllm_cluster.kernel.plan.identity import who_denies
+from vllm_cluster.kernel.plan.spec import node_name
+from vllm_cluster.kernel.shell_line import Option, command_line
+from vllm_cluster.kernel.text import and_more
+
+_KNOWN = (
+    "this machine does not know it as that",
+    "this machine knows that it was that before",
+    "this machine knows it as that",
+    "this machine made it that",
+)
+
+
+def undecided_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Two nodes that call themselves the head, or what a head has on a host from which `up` takes nothing.
+
+    Each claims it by its own labels, so its key may be one that it chose. And it may be the head: then all of that
+    would go with its node. Where the inventory's head has a key too, what both hold is compared under the lease.
+    """
+    head = inventory.head_name
+    if head not in facts or inventory.keep == head:
+        return
+    claims = find_claims(inventory, facts)
+    if inventory.keep:
+        certain = _moves(inventory, claims, inventory.keep)
+    else:
+        own = any(one.host == head for one in claims)
+        certain = sum(one.runs for one in claims) < 2 and (own or all(one.trusted and one.runs for one in claims))
+    if not certain:
+        yield which_head(inventory, facts, claims, {})
+
+
+def which_head(
+    inventory: Inventory, facts: Mapping[str, HostFacts], claims: Sequence[Claim], found: Mapping[str, str]
+) -> Finding:
+    """The question which of these is the head, with the steps for each; `found` is more of what each has.
+
+    The likeliest one is first, and no step removes anything before `up` has asked.
+    """
+    head = inventory.head_name
+    texts = [f"{one.host} ({_text(inventory, facts, one, found.get(one.host, ''))})" for one in claims]
+    looks = [] if found or _is_clear(claims) else [_look(inventory, one) for one in claims if one.runs]
+    steps = [_steps(inventory, claims, one.host, f"if {one.host} is the head:") for one in claims]
+    if head not in (one.host for one in claims):
+        steps.append(_steps(inventory, claims, head, f"if none of them is, for a new API key on {head}:"))
+    text = f"it is not certain which host is the head: {'; '.join(texts)}"
+    return Finding("other-head", head, text, "\n".join([*looks, *steps]))
+
+
+def _text(inventory: Inventory, facts: Mapping[str, HostFacts], claim: Claim, found: str) -> str:
+    texts = ["its node is the head" if claim.runs else "its volumes have the API key", _KNOWN[claim.known], found]
+    if denied := who_denies(inventory, claim.host, facts) if claim.known > 1 else []:
+        texts.append(f"the node on {and_more(denied)} names another head")
+    return ", ".join(filter(None, texts))
+
+
+def _is_clear(claims: Sequence[Claim]) -> bool:
+    """Whether this machine remembers one of them more surely than the others."""
+    return len(claims) < 2 or claims[0].known > claims[1].known
+
+
+def _look(inventory: Inventory, claim: Claim) -> str:
+    path = f"{STATE_FOLDER}/{AUDIT_FILE}"
+    line = command_line("docker", "exec", node_name(inventory.cluster), "tail", Option("-n"), "1", path, on=claim.host)
+    return f"who changed it last:\n{line}"
+
+
+def _moves(inventory: Inventory, claims: Sequence[Claim], host: str) -> bool:
+    """Whether all that a host has as the head can be carried to the inventory's head: it alone has the head's node.
+
+    Else it is made the head again first.
+    """
+    running = [one.host for one in claims if one.runs]
+    return host in running and inventory.head_name not in running
+
+
+def _steps(inventory: Inventory, claims: Sequence[Claim], host: str, when: str) -> str:
+    keep = command_line("vcluster", "up", Option("--keep"), host)
+    if host == inventory.head_name or _moves(inventory, claims, host):
+        return f"{when}\n{keep}"
+    return f"{when} set head: {host}\n{keep}\nthen set head: {inventory.head_name}"
