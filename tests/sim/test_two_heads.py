@@ -273,3 +273,11 @@ def test_of_two_heads_with_one_address_this_machine_knows_which_is_which() -> No
         outcome = lab.run(world, inventory(1, 2, 3), partial(lab.do_down))
         assert (lab.code(outcome), outcome.script.changing) == (3, []), outcome.story()
         assert "gpu3: vcluster-lab belongs to another cluster" in report(outcome)
+
+
+@pytest.mark.promise("P1")
+def test_a_person_who_names_a_host_that_was_no_head_is_refused() -> None:
+    with lab.cluster(3, lab.do_up) as world:
+        refused = lab.run(world, MOVED.model_copy(update={"keep": "gpu2"}), lab.do_up)
+        assert (lab.code(refused), refused.script.changing) == (3, [])
+        assert "gpu2: it has nothing that a head has" in report(refused)

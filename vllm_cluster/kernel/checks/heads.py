@@ -33,6 +33,9 @@ def undecided_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     if head not in facts or inventory.keep == head:
         return
     claims = find_claims(inventory, facts)
+    if inventory.keep and inventory.keep not in (one.host for one in claims):
+        yield Finding("other-head", inventory.keep, "it has nothing that a head has", command_line("vcluster", "plan"))
+        return
     if inventory.keep:
         certain = _moves(inventory, claims, inventory.keep)
     else:
