@@ -94,7 +94,7 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
 
 
 def follow_first(words: Inventory, refused: str) -> list[Inventory]:
-    """Do what stands first in a refusal, as a person who takes any first line; returns what to bring up then."""
+    """Do the first step of a refusal, as a person who takes any first line; returns what to bring up then."""
     one = re.search(
         r"^if (\w+) is the head:(?: set head: \w+)?\nvcluster up --keep (\w+)(\nthen set)?", refused, re.MULTILINE
     )

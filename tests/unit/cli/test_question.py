@@ -55,7 +55,7 @@ def test_what_is_not_given_is_not_sent(asks: tuple[str, ...], monkeypatch: pytes
 
 # fault: serving/api/question.py: name == "asked" else (given,) → name == "given" else (given,)
 def test_options_are_sent_under_the_names_of_the_api(asks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--max-tokens", "0", "--temperature", "0", "--top-p", "0.5", "--seed", "0"]
+    words = ["--max-tokens", "0", "--temperature", "0", "--top-p", "0.5", "--set", "seed=0"]
     words += ["--stop", "a", "--stop", "b", "--set", "top_k=5"]
     expected = {"max_tokens": 0, "temperature": 0.0, "top_p": 0.5, "seed": 0, "stop": ["a", "b"], "top_k": 5}
     assert given(monkeypatch, *asks, *words) == expected
@@ -277,5 +277,5 @@ def test_fields_of_set_are_checked_before_they_are_sent(verb: str, monkeypatch: 
     monkeypatch.setattr("vllm_cluster.serving.endpoint.api.open_api", lambda _: nullcontext(api))
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
     with pytest.raises(SystemExit) as end:
-        app([verb, "Hi", "--seed", "1", "--set", "temprature=0"], prog_name="vcluster")
+        app([verb, "Hi", "--top-p", "1", "--set", "temprature=0"], prog_name="vcluster")
     assert (end.value.code, api.ensure_fields.call_args.args[1], api.ask.called) == (2, ["temprature"], False)

@@ -43,7 +43,7 @@ def _claim(inventory: Inventory, mine: Authority, facts: HostFacts) -> Claim | N
     host, node = facts.host, node_of(mine.cluster, facts)
     runs = node is not None and is_head(mine.cluster, facts) and mine.owns(node.labels)
     holders = _with_key(mine, facts)
-    # A worker's node has no say, but for the host that is to be the head: it may have been made ready for that.
+    # A worker's node counts for nothing, but on the host that is to be the head: that may be on its way.
     if not runs and (not holders or (node is not None and host != inventory.head_name)):
         return None
     led, known = facts.known_heads.here, 0

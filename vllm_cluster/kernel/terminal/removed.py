@@ -14,7 +14,7 @@ from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 _ASK = {"complete": "vcluster complete PROMPT", "chat": "vcluster chat PROMPT", "batch": "vcluster batch IN -o OUT"}
 # Options that are fields of the request under their own names.
 _FIELDS = {
-    **dict.fromkeys(("top_k", "min_p", "min_tokens", "n", "length_penalty", "priority"), "NUMBER"),
+    **dict.fromkeys(("top_k", "min_p", "min_tokens", "n", "length_penalty", "priority", "seed"), "NUMBER"),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), "NUMBER"),
     **dict.fromkeys(("truncate_prompt_tokens", "thinking_token_budget"), "NUMBER"),
     **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search"), "true"),

@@ -58,7 +58,6 @@ TopP = Annotated[
         "--top-p", metavar="NUMBER", min=0, max=1, help="Sample from the most probable tokens that add up to this."
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="Sample reproducibly.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")]
 Set = Annotated[
     list[str] | None,
@@ -123,7 +122,6 @@ class RequestOptions:
     max_tokens: MaxTokens = None
     temperature: Temperature = None
     top_p: TopP = None
-    seed: Seed = None
     stop: Stop = None
     set_: Set = None
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import cache_folder
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.output import document
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 EXIT_CHANGES = 10
 Keep = Annotated[
@@ -32,11 +34,10 @@ def plan(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 10 where there is something to do.")
     ] = False,
-    keep: Keep = None,
 ) -> None:
     """Show what up would change."""
     with Session(inventory, as_json=as_json) as session:
-        loaded = _decided(session.load(), keep)
+        loaded = session.load()
         from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
         from vllm_cluster.serving.cluster import up as action
 

@@ -52,7 +52,7 @@ def test_a_batch_that_was_killed_is_continued(cluster: Sandbox, tmp_path: Path) 
     # What is answered is not asked again, and neither is another input answered into the same file.
     again = cluster.vcluster("batch", str(source), "-o", str(output), "--json")
     assert again.event("result")["answered"] == 15
-    other = cluster.vcluster("batch", str(source), "-o", str(output), "--seed", "1")
+    other = cluster.vcluster("batch", str(source), "-o", str(output), "--set", "seed=1")
     assert (other.code, "holds the answers to another input" in other.err) == (2, True)
 
 
