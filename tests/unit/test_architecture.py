@@ -254,9 +254,8 @@ def test_a_batch_needs_the_standard_library_and_the_images_http_client_alone() -
     """Its program runs on the head, with the border and what reads /proc; nothing else of this package is there."""
     names = {(room(path), name) for path in OURS if room(path).startswith(ON_HEAD) for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    asks = {(f"{ON_HEAD}{name}.py", "aiohttp") for name in ("client", "runner")}
     ours = ("vllm_cluster.features.batch.on_head", WIRE)
-    assert {row for row in outside if not row[1].startswith(ours)} == asks
+    assert {row for row in outside if not row[1].startswith(ours)} == {(f"{ON_HEAD}client.py", "aiohttp")}
 
 
 def test_what_runs_elsewhere_is_read_and_never_imported() -> None:

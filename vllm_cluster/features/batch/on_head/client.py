@@ -323,9 +323,24 @@ class NodeApi:
             return None
         return found if isinstance(found, dict) else None
 
-    def _ended(self, now: Mapping[str, Any]) -> str | None:
+    def ensure_same(self) -> None:
+        """Check that the model is still the one that the batch began with: another may have its name and its port.
+
+        Raises:
+            BatchProblem: it was replaced.
+        """
+        now = self._read()
+        if now and (other := self._replaced(now)):
+            raise BatchProblem(other)
+
+    def _replaced(self, now: Mapping[str, Any]) -> str | None:
         if self._generation and now["generation"] != self._generation:
             return f"{self.model} was replaced by {now['name']} ({now['phase']})"
+        return None
+
+    def _ended(self, now: Mapping[str, Any]) -> str | None:
+        if other := self._replaced(now):
+            return other
         if now["phase"] == "failed":
             why = now.get("first_failure") or now.get("failure") or {}
             return f"{now['name']} failed: {why.get('summary') or now.get('detail')}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import nan
+from typing import Annotated, Any
 
-from vllm_cluster.wire.values import Count, Positive
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Count, Positive, between
 
 WINDOW_SECONDS = 60.0
 # Of one answer; a number of thousands of digits is none that Python can turn into a rate.
@@ -15,6 +18,9 @@ MAX_TOKENS = 1 << 31
 # vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
 # cost three seconds of a batch of sixteen on two H200 hosts.
 START, CEILING = 128, 1024
+_SAMPLE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{(.*)\})? (\S+)", re.MULTILINE)
+# The front puts it before the labels that the replica itself wrote.
+_REPLICA = re.compile(r'replica="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,16 @@ def _count(usage: Mapping[str, Any], *names: str) -> int:
     return found if type(found) is int and 0 <= found <= MAX_TOKENS else 0
 
 
+# More than any server has, and few enough to count with: who runs a replica may write any number.
+Requests = Annotated[float, between(0.0, 1e6)]
+
+
 @dataclass(frozen=True)
 class Load:
-    """The server at one moment."""
+    """The server at one moment: the requests that run, and those that wait though no replica at work has room."""
 
-    running: float
-    waiting: float
+    running: Requests
+    waiting: Requests
 
 
 class Concurrency:
@@ -108,13 +118,32 @@ class Concurrency:
 
 
 def read_load(metrics: str) -> Load | None:
-    """Read the load from the text of vLLM's /metrics, summed over its engines; None where it is not there."""
-    sums: dict[str, float] = {}
-    for line in metrics.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-            try:
-                sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
-            except ValueError:
-                return None
-    return Load(*(sums[name] for name in sorted(sums))) if len(sums) == 2 else None
+    """Read the load from the text of vLLM's /metrics, summed over the engines of a replica; None where it is not there.
+
+    A replica whose numbers can not be is left out, and requests wait once they do at each one that is at work: what one
+    tells of itself holds the others neither up nor down.
+    """
+    sums: dict[str, dict[str, float]] = {}
+    for name, labels, value in _SAMPLE.findall(metrics):
+        replica = _REPLICA.match(labels)
+        own = sums.setdefault(replica[1] if replica else "", {})
+        own[name] = own.get(name, 0.0) + _number(value)
+    loads = [load for own in sums.values() if (load := _load(own))]
+    if not loads:
+        return None
+    waiting = min((one.waiting for one in loads if one.running or one.waiting), default=0.0)
+    return Load(sum(one.running for one in loads), waiting)
+
+
+def _load(found: Mapping[str, float]) -> Load | None:
+    try:
+        return convert(Load, found, "load")
+    except RefusedDocument:
+        return None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan

@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from vllm_cluster.features.batch.on_head.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
 from vllm_cluster.features.batch.on_head.lines import (
     BadLine,
@@ -217,15 +215,16 @@ class Runner:
                 self._ended.set()  # more may be open now
             if now - reported >= REPORT_SECONDS:
                 reported = now
+                self._server.ensure_same()
                 self._report(self._progress())
             await asyncio.sleep(TURN_SECONDS)
 
     async def _sample(self) -> None:
         try:
             status, raw = await self._client.get("/metrics", MAX_METRICS, SAMPLE_SECONDS)
-        except (OSError, asyncio.TimeoutError, aiohttp.ClientError):
-            return  # requests find out what is wrong with it
-        load = read_load(raw.decode("utf-8", "replace")) if status == OK else None
+            load = read_load(raw.decode("utf-8", "replace")) if status == OK else None
+        except Exception:  # what a server tells of itself ends no batch; requests find out what is wrong with it
+            return
         if load:
             self._concurrency.add(load, len(self._open))
 
