@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.on_head.files import BatchFiles, BatchResult, Work
 from vllm_cluster.features.batch.on_head.lines import MAX_ROW, PATHS, BatchProblem, Displaced, InUse
 from vllm_cluster.features.batch.on_head.progress import Progress
-from vllm_cluster.features.batch.replies import JobState, read_look
+from vllm_cluster.features.batch.replies import BegunAgain, JobState
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -58,10 +58,7 @@ def answer_batch(
     """
     with _opened(wanted, emit, runtime) as run:
         try:
-            while run.begin():
-                if detach and run.running:
-                    break
-                run.follow()
+            run.bring(detach=detach)
         except KeyboardInterrupt:
             raise run.interrupted() from None
         return run.summary(), run.running
@@ -120,6 +117,20 @@ class _Run:
         # Whether what is there is of this call, which has removed what was there before or found nothing.
         self._open = self._own = self.running = False
 
+    def bring(self, *, detach: bool) -> None:
+        """Bring all here, or what there is: of what another call has begun again, too, from its first row on."""
+        for left in reversed(range(RESTARTS)):
+            try:
+                while self.begin() and not (detach and self.running):
+                    self.follow()
+                return
+            except BegunAgain:
+                if not left:
+                    raise
+                self._emit(Event("note", f"another call has begun the batch again on {self._job.host}"))
+                self._forget()
+                self._own = False
+
     def begin(self) -> bool:
         """Start what is left; whether there is anything to follow."""
         if not self._work.left:
@@ -143,7 +154,7 @@ class _Run:
     def fetch(self) -> JobState:
         """Bring what is answered there here; the state after it."""
         while True:
-            look = self._job.ask("look", read_look, **{"from": self._at + len(self._rest)})
+            look = self._job.look(self._at + len(self._rest))
             self._progress = look.state.progress or self._progress
             if not look.piece:
                 return look.state
@@ -262,8 +273,15 @@ class _Run:
 
     def _remove(self) -> None:
         self._work.finish()
-        self._job.act("remove")
+        with suppress(BegunAgain):  # what was there is gone, and what is there is of another call
+            self._job.act("remove")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have what is there looked at from its first row on."""
         self._at, self._rows, self.running = 0, 0, False
+        self._rest.clear()
+        self._job.forget()
 
     def summary(self) -> BatchResult:
         """Report what was done, and is there."""

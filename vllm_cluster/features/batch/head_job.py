@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import secrets
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from vllm_cluster.features.batch.replies import LINE, T, read_reply, read_size
+from vllm_cluster.features.batch.replies import LINE, BegunAgain, JobLook, T, read_look, read_reply, read_size
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, NodeMissing
 from vllm_cluster.kernel.events import Emit, Event
@@ -56,6 +57,7 @@ class HeadJob:
         self.host, self.folder = inventory.head_name, f"{STATE_FOLDER}/batch/{key}"
         self._stack = ExitStack()
         self._running: RunningProgram | None = None
+        self._id: str | None = None
 
     def __enter__(self) -> HeadJob:
         try:
@@ -72,13 +74,25 @@ class HeadJob:
         """Return the reply to a request; each may be sent again without harm.
 
         Raises:
+            BegunAgain: another call has begun the batch again since the first look.
             HostError: the head refuses it, replies something else, or does not answer for too long.
         """
-        return read_reply(self.host, self._answer({"do": do, **more}), read)
+        known = {} if self._id is None else {"id": self._id}
+        return read_reply(self.host, self._answer({"do": do, **known, **more}), read)
 
     def act(self, do: str, **more: object) -> None:
         """Have something done; as `ask`."""
         self.ask(do, lambda _: None, **more)
+
+    def look(self, at: int) -> JobLook:
+        """Look how far it is, with rows from a place on; what follows is about what the first look finds. As `ask`."""
+        found = self.ask("look", read_look, **{"from": at})
+        self._id = found.state.id if self._id is None else self._id
+        return found
+
+    def forget(self) -> None:
+        """Have the next look be the first one."""
+        self._id = None
 
     def _answer(self, row: Message) -> Message:
         deadline, shown, sent = self._runtime.after(self._wait), "", 0
@@ -120,7 +134,15 @@ class HeadJob:
         Raises:
             HostError: its disk is full, or another call sends the same batch.
         """
-        self.act("begin", asked=asked)
+        try:
+            self._send(asked, lines, shown)
+        except BegunAgain:
+            raise HostError(self.host, "batch: another call sends the same batch", again=()) from None
+
+    def _send(self, asked: Message, lines: Iterable[bytes], shown: Callable[[int], None]) -> None:
+        new = secrets.token_hex(16)
+        self.act("begin", asked=asked, new=new)
+        self._id = new
         checksum, at, piece = hashlib.sha256(), 0, bytearray()
         for line in lines:
             checksum.update(line)

@@ -19,11 +19,16 @@ PIECE, LINE = 1 << 20, 2 << 20
 T = TypeVar("T")
 
 
+class BegunAgain(HostError):
+    """What is there now is of another call, which has begun the batch again since it was looked at."""
+
+
 @dataclass(frozen=True)
 class JobState:
     """How far a batch is: whether its program runs and all its lines are there, and what the program wrote last.
 
-    `phase` is empty before it wrote anything; `note` is what it waits for, `error` why it failed.
+    `phase` is empty before it wrote anything; `note` is what it waits for, `error` why it failed. `id` is new each time
+    that it is begun, and empty where an earlier version began it.
     """
 
     running: bool
@@ -32,6 +37,7 @@ class JobState:
     note: str = ""
     error: str = ""
     progress: Progress | None = None
+    id: Annotated[str, shaped("(?:[0-9a-f]{32})?", "the id of a batch")] = ""
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,12 @@ def read_reply(host: str, reply: Message, read: Callable[[Message], T]) -> T:
     """Read a reply of a host.
 
     Raises:
+        BegunAgain: the batch is another one than was asked about.
         HostError: it is an error, or is not what was asked for.
     """
     if "error" in reply:
-        raise HostError(host, f"batch: {str(reply['error'])[:2000]}", hint="vcluster batch --list")
+        kind = BegunAgain if reply.get("begun_again") is True else HostError
+        raise kind(host, f"batch: {str(reply['error'])[:2000]}", hint="vcluster batch --list")
     try:
         return read(reply)
     except ValueError as error:

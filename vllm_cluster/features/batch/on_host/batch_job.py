@@ -6,6 +6,7 @@ One JSON line in for each JSON line out. Argument: the folder of the batch. Need
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,8 @@ PIECE, BLOCK = 1 << 20, 1 << 16
 # Left free on the disk: the node program writes its state there.
 SPARE = 1 << 30
 START_SECONDS, STOP_SECONDS = 60.0, 20.0
+# What makes or removes a batch, while no other call does anything; the name comes from outside.
+ALONE = ("begin", "remove")
 CALLS = ("look", "begin", "put", "sent", "start", "stop", "remove", "batches")
 BEGIN = """import sys
 sys.path.insert(0, sys.argv[1] + "/program")
@@ -36,6 +39,28 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def answer(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Reply to a call, unless it is about a batch that another one has begun again since."""
+        call = {name: getattr(self, name) for name in CALLS}[wanted["do"]]
+        if wanted["do"] == "batches":  # of all, and nothing may keep it waiting
+            return dict(call(wanted))
+        with self._held(alone=wanted["do"] in ALONE):
+            now = self._id()
+            if now in (None, wanted.get("id", now), wanted.get("new")):
+                return dict(call(wanted))
+            return {"error": "another call has begun it again", "begun_again": True}
+
+    @contextmanager
+    def _held(self, *, alone: bool) -> Iterator[None]:
+        """Keep the batch as it is for the length of a call, whichever program has another call."""
+        # The state's folder: those below it come and go, and a file in them would look like a batch.
+        place = os.open(self.path.parent.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(place)
 
     def look(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Report how far it is, with a piece of its rows from a place on."""
@@ -54,6 +79,7 @@ class Folder:
             return {"error": "it runs already"}
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True, mode=0o700)
+        (self.path / "id").write_text(wanted["new"])
         (self.path / "asked.json").write_text(json.dumps(wanted["asked"]))
         return {}
 
@@ -141,7 +167,13 @@ class Folder:
         """How far it is, as its program wrote it; whether that runs, and whether its lines are there."""
         running = bool(self._pid())
         status = _read(self.path / "status.json") or {}
-        return {**status, "running": running, "sent": (self.path / "input").exists()}
+        return {**status, "running": running, "sent": (self.path / "input").exists(), "id": self._id() or ""}
+
+    def _id(self) -> str | None:
+        """The name that the call gave which began it: empty for one of an earlier version, None where there is none."""
+        with suppress(OSError):
+            return (self.path / "id").read_text()
+        return "" if self.path.exists() else None
 
     def _pid(self) -> int:
         """The process of its program; 0 where it does not run, as numbers come again."""
@@ -174,11 +206,10 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.umask(0o077)
     job = Folder(Path(sys.argv[1]))
-    calls = {name: getattr(job, name) for name in CALLS}
     while line := sys.stdin.readline():
         wanted = json.loads(line)
         try:
-            reply = calls[wanted["do"]](wanted)
+            reply = job.answer(wanted)
         except OSError as error:
             reply = {"error": f"{error.strerror or error}: {error.filename or job.path}"}
         out.write(json.dumps(reply) + "\n")

@@ -22,7 +22,7 @@ def test_each_message_may_come_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return job.put({"at": at, "data": base64.b64encode(zlib.compress(data)).decode()})
 
     for _ in range(2):
-        assert job.begin({"asked": {}}) == {}
+        assert job.answer({"do": "begin", "asked": {}, "id": "", "new": "a"}) == {}
     assert [put(0, b"one\n"), put(0, b"one\n"), put(4, b"two\n"), put(4, b"two\n")] == [
         {"size": size} for size in (4, 4, 8, 8)
     ]
@@ -31,13 +31,30 @@ def test_each_message_may_come_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(2):
         assert job.sent(sent) == {}
     assert (tmp_path / "job" / "input").read_bytes() == b"one\ntwo\n"
-    assert job.look({"from": 0})["state"] == {"running": False, "sent": True}
+    assert job.look({"from": 0})["state"] == {"running": False, "sent": True, "id": "a"}
+
+
+# fault: features/batch/on_host/batch_job.py: if now in (None, → if True or now in (None,
+@pytest.mark.parametrize("do", ["look", "put", "sent", "start", "stop", "remove", "begin"])
+def test_a_call_about_what_another_one_has_begun_again_does_nothing(do: str, tmp_path: Path) -> None:
+    """A laptop that had slept removed the answers of another, which had not fetched them."""
+    job = batch_job.Folder(tmp_path / "state" / "batch" / "job")
+    (tmp_path / "state").mkdir()
+    job.begin({"asked": {}, "new": "b"})
+    found = job.answer({"do": do, "id": "a", "new": "c" if do == "begin" else None})
+    assert found == {"error": "another call has begun it again", "begun_again": True}
+    assert (job.path / "id").read_text() == "b"
+    # One of an earlier version is known by its folder alone.
+    (job.path / "id").unlink()
+    assert job.answer({"do": "look", "id": "", "from": 0})["state"]["id"] == ""
+    assert job.answer({"do": "remove", "id": ""}) == {}
+    assert not job.path.exists()
 
 
 def test_a_full_disk_takes_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_job, "SPARE", 1 << 60)
     job = batch_job.Folder(tmp_path / "job")
-    job.begin({"asked": {}})
+    job.begin({"asked": {}, "new": "a"})
     found = job.put({"at": 0, "data": base64.b64encode(zlib.compress(b"one")).decode()})
     assert "MB are free on its disk" in found["error"]
     assert not (tmp_path / "job" / "input.part").exists()

@@ -15,7 +15,7 @@ from vllm_cluster.features.batch.action import Batch, _Run, answer_batch
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
 from vllm_cluster.features.batch.on_head.lines import Place, answer_row, checksum, parse
-from vllm_cluster.features.batch.replies import JobLook, JobState
+from vllm_cluster.features.batch.replies import BegunAgain, JobLook, JobState
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 
@@ -30,7 +30,7 @@ class Head:
     def __init__(self, row: bytes) -> None:
         self.row, self.asked = row, 0
 
-    def ask(self, *_: object, **wanted: int) -> JobLook:
+    def look(self, _: int) -> JobLook:
         self.asked += 1
         if self.asked > 5:
             pytest.fail("it is asked on")
@@ -67,10 +67,12 @@ class DoneHead:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def ask(self, *_: object, **__: int) -> JobLook:
+    def look(self, _: int) -> JobLook:
         if len(self.calls) > 5:
             pytest.fail("it goes round")
         return JobLook(JobState(False, False, "done" if self.done else ""), b"")
+
+    def forget(self) -> None: ...
 
     def act(self, do: str) -> None:
         self.calls.append(do)
@@ -101,3 +103,22 @@ def test_a_batch_that_is_done_without_a_row_ends_the_call(
     with pytest.raises(HostError, match="it is done there, and 1 request came back without a row"):
         answer_batch(Batch(make.inventory(1), files, {}, 2, 60.0, 60.0, 0.0), lambda _: None)
     assert head.calls == calls
+
+
+class Begun(DoneHead):
+    """A head that tells at each look of another call."""
+
+    def look(self, _: int) -> JobLook:
+        self.calls.append("look")
+        raise BegunAgain(self.host, "batch: another call has begun it again")
+
+
+# fault: features/batch/action.py: if not left: → if False:
+def test_a_batch_that_is_begun_again_without_end_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = BatchFiles(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    files.source.write_bytes(REQUEST + b"\n")
+    head = Begun(lasts=True)
+    monkeypatch.setattr(action, "HeadJob", lambda *_: head)
+    with pytest.raises(HostError, match="another call has begun it again"):
+        answer_batch(Batch(make.inventory(1), files, {}, 2, 60.0, 60.0, 0.0), lambda _: None)
+    assert head.calls == ["look"] * action.RESTARTS

@@ -50,6 +50,7 @@ ODD_STATES: list[Any] = [None, [], {}, {"running": 1, "sent": True}]
 MORE: list[dict[str, Any]] = [
     *({"phase": "x"}, {"phase": 7}, {"note": []}, {"error": None}, {"progress": 1}, {"progress": {}}),
     *({"progress": {"total": -1}}, {"progress": {"total": float("nan")}}),
+    *({"id": None}, {"id": 7}, {"id": "../x"}, {"id": "0" * 33}),
 ]
 ODD_STATES += [{**STATE, **more} for more in MORE]
 ODD_DATA: list[Any] = [None, 7, "", "%", "AAAA", packed(b"xyz")[:8], packed(b"x" * (PIECE + 1))]
