@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from vllm_cluster.features.batch.head_job import HeadJob
@@ -273,8 +273,7 @@ class _Run:
 
     def _remove(self) -> None:
         self._work.finish()
-        with suppress(BegunAgain):  # what was there is gone, and what is there is of another call
-            self._job.act("remove")
+        self._job.act("remove")
         self._forget()
 
     def _forget(self) -> None:

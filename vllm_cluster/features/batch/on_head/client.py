@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem, no_constant
+from vllm_cluster.features.batch.on_head.memory import Budget
 from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
 
@@ -92,34 +93,12 @@ class Outcome:
         return self.status in (TOO_SLOW, TOO_MANY)
 
 
-class Budget:
-    """An amount of memory, given out in the order in which it was asked for."""
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
-
-    @asynccontextmanager
-    async def hold(self, size: int) -> AsyncIterator[None]:
-        """Wait until so much is left, and hold it."""
-        async with self._turn:
-            while self._left < size:
-                self._freed.clear()
-                await self._freed.wait()
-            self._left -= size
-        try:
-            yield
-        finally:
-            self._left += size
-            self._freed.set()
-
-
 class ApiClient:
     """The API at an address, which may change; a request may take `seconds` from its begin to the end of its answer."""
 
     def __init__(self, seconds: float) -> None:
         self.address = ApiAddress("127.0.0.1", 0, "")
-        self._seconds, self._budget = seconds, Budget(MEMORY)
+        self._seconds, self._budget = seconds, Budget(MEMORY, MAX_ANSWER)
 
     async def __aenter__(self) -> ApiClient:
         # No more than asked for may arrive at once; nothing is unpacked, and no cookie kept.
@@ -181,17 +160,23 @@ class ApiClient:
 
     async def _whole(self, reply: aiohttp.ClientResponse, held: AsyncExitStack) -> bytes | None:
         """All of an answer; None where it is too long."""
-        size = MAX_ANSWER if reply.content_length is None else reply.content_length
-        if size > MAX_ANSWER:
+        if (reply.content_length or 0) > MAX_ANSWER:
             return None
-        found, free = bytearray(), True
-        async for piece in reply.content.iter_any():
-            found += piece
-            if free and len(found) > FREE:
-                await held.enter_async_context(self._budget.hold(size))
-                free = False
-            if len(found) > MAX_ANSWER:
-                return None
+        found, share = bytearray(), None
+        try:
+            async for piece in reply.content.iter_any():
+                found += piece
+                if len(found) > MAX_ANSWER:
+                    return None
+                if len(found) > FREE:
+                    share = share or held.enter_context(self._budget.share(reply.close))
+                    await self._budget.grow(share, len(found))
+        except aiohttp.ClientError:
+            if share and share.slow:
+                raise aiohttp.ClientError("the answer came too slowly, while others waited for its memory") from None
+            raise
+        if share:
+            share.close()
         return bytes(found)
 
     def _ask(

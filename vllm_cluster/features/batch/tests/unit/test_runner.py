@@ -19,7 +19,7 @@ from tests.support.batch_api import KEY, Api, Reply, answer, serving
 from tests.support.bounds import within
 from tests.support.paths import FIXTURES
 from vllm_cluster.features.batch.on_head import client as client_module
-from vllm_cluster.features.batch.on_head import runner
+from vllm_cluster.features.batch.on_head import memory, runner
 from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi, judge, refusal
 from vllm_cluster.features.batch.on_head.lines import BatchProblem
 from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
@@ -293,7 +293,7 @@ print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
 """
 
 
-# fault: features/batch/on_head/client.py: self._budget.hold(size)) → Budget(MEMORY).hold(size))
+# fault: features/batch/on_head/memory.py: if left < kept: → if False:
 @pytest.mark.slow
 def test_the_memory_of_all_answers_has_one_limit(tmp_path: Path) -> None:
     """Of 500 at once, of which thirty are 450 MB together."""
@@ -316,6 +316,84 @@ def test_the_memory_of_all_answers_has_one_limit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 500
     assert int(done.stdout) < 300, f"{done.stdout} MB"
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For four of the longest answers."""
+    monkeypatch.setattr(client_module, "MEMORY", 4 << 20)
+    monkeypatch.setattr(client_module, "MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr(memory, "CHECK_SECONDS", 0.05)
+
+
+def long_answer(prompt: str) -> Reply:
+    return 200, {"model": "m", "choices": [{"text": prompt.upper() + "x" * 100_000}]}
+
+
+# fault: features/batch/on_head/client.py: grow(share, len(found)) → grow(share, MAX_ANSWER)
+@pytest.mark.usefixtures("little_memory")
+def test_an_answer_holds_as_much_as_has_arrived_of_it(tmp_path: Path) -> None:
+    """Each took as much as it announced: four that did not go on took all that there is, for an hour."""
+    output, begun, together = tmp_path / "out.jsonl", list[bool](), threading.Barrier(40)
+
+    def begin() -> Iterator[bytes]:
+        begin, end = b'{"model": "m", "choices": [{"text": "', b'"}]}'
+        yield begin + b"x" * 70_000
+        until = monotonic() + 10
+        while (rows := output.read_bytes().count(b"\n")) < 32 and monotonic() < until:
+            threading.Event().wait(0.05)
+        begun.append(rows >= 32)
+        yield b"x" * ((1 << 20) - 70_000 - len(begin) - len(end)) + end
+
+    def reply(prompt: str, _times: int) -> Reply:
+        slow = int(prompt[1:]) < 8
+        together.wait(30)
+        threading.Event().wait(0 if slow else 0.5)
+        return (200, begin()) if slow else long_answer(prompt)
+
+    with serving(Api(reply)) as api:
+        found = run(tmp_path, api, PROMPTS, concurrency=40)
+    assert (len(found.texts), begun, {*api.asked.values()}) == (40, [True] * 8, {1})
+
+
+# fault: features/batch/on_head/memory.py: share.give_way() → pass
+@pytest.mark.usefixtures("little_memory")
+def test_answers_that_are_long_in_coming_give_way_while_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "PATIENCE", 0.5)
+    over = threading.Event()
+
+    def drip() -> Iterator[bytes]:
+        yield b'{"model": "m", "choices": [{"text": "' + b"x" * 900_000
+        while not over.wait(0.05):
+            yield b"x"
+
+    def reply(prompt: str, times: int) -> Reply:
+        return (200, drip()) if times == 1 and int(prompt[1:]) < 8 else long_answer(prompt)
+
+    with serving(Api(reply)) as api:
+        found = run(tmp_path, api, PROMPTS, concurrency=40, seconds=5.0)
+        over.set()
+    assert (len(found.texts), found.errors) == (40, [])
+    assert {prompt for prompt in PROMPTS if api.asked[prompt] > 1} <= {*PROMPTS[:8]}
+
+
+# fault: features/batch/on_head/memory.py: kept = self._longest → kept = 0
+@pytest.mark.usefixtures("little_memory")
+def test_answers_that_fill_the_memory_together_all_come_to_their_end(tmp_path: Path) -> None:
+    """Of each half is there before any is whole."""
+    half = threading.Barrier(20)
+
+    def halves() -> Iterator[bytes]:
+        begin, end = b'{"model": "m", "choices": [{"text": "', b'"}]}'
+        yield begin + b"x" * (1 << 19)
+        half.wait(30)
+        yield b"x" * ((1 << 19) - len(begin) - len(end)) + end
+
+    with serving(Api(lambda *_: (200, halves()))) as api:
+        found = run(tmp_path, api, PROMPTS[:20], concurrency=20, seconds=20.0)
+    assert (len(found.texts), {*api.asked.values()}) == (20, {1})
 
 
 # fault: features/batch/on_head/client.py: MAX_REFUSAL = 16 << 10 → MAX_REFUSAL = 1 << 20
