@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from vllm_cluster.features.batch.earlier import earlier, read_known
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.on_head.files import BatchFiles, BatchResult, Work
 from vllm_cluster.features.batch.on_head.lines import MAX_ROW, PATHS, BatchProblem, Displaced, InUse
@@ -133,12 +134,11 @@ class _Run:
 
     def begin(self) -> bool:
         """Start what is left; whether there is anything to follow."""
+        if self._work.left and not self._open:
+            self._open_all()
         if not self._work.left:
             self._work.finish()
             return False
-        if not self._open:
-            self._stack.enter_context(self._job)
-            self._open = True
         state = self.fetch()
         self.running = state.running
         if state.running or state.phase == "done":
@@ -150,6 +150,20 @@ class _Run:
         self._start()
         self.running = True
         return True
+
+    def _open_all(self) -> None:
+        """Open the way to it; what an input that was shorter began is stopped, and brought here first."""
+        self._stack.enter_context(self._job)
+        self._open = True
+        wanted, found = self._wanted, self._job.ask("batches", read_known)
+        for key in earlier(found, wanted.files, wanted.fields, self._work.key):
+            self._emit(
+                Event("note", f"{wanted.files.source} has grown: what {self._job.host} answered of it comes first")
+            )
+            job = HeadJob(wanted.inventory, key, self._emit, wanted.wait, self._runtime)
+            with ExitStack() as stack:
+                stack.enter_context(job)
+                _Run(wanted, self._work, job=job, stack=stack, emit=self._emit, runtime=self._runtime)._stop()
 
     def fetch(self) -> JobState:
         """Bring what is answered there here; the state after it."""
@@ -263,7 +277,10 @@ class _Run:
 
     def cancel(self) -> None:
         """Stop it, and fetch what is answered and can be taken."""
-        self._stack.enter_context(self._job)
+        self._open_all()
+        self._stop()
+
+    def _stop(self) -> None:
         self._job.act("stop")
         try:
             self.fetch()

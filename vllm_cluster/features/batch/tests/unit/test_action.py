@@ -417,6 +417,7 @@ def answered_there(head: Head, wanted: Batch) -> Path:
     action.answer_batch(wanted, head.events.append, detach=True)
     until(lambda: head.answered() == 30, 60)
     (file,) = head.state.glob("batch/*/output.jsonl")
+    until(lambda: not Folder(file.parent)._pid(), 60)
     return file
 
 
@@ -588,6 +589,33 @@ def test_a_laptop_that_was_asleep_reads_the_new_batch_from_its_first_row(head: H
             action.answer_batch(other, head.events.append)
             answered_there(head, third)
     assert (laptop.found[0].answered, texts(wanted)) == (30, ALL)
+
+
+# fault: features/batch/action.py: for key in earlier(found, wanted.files, wanted.fields, self._work.key): → for key in list[str]():
+@pytest.mark.parametrize("cancel", [False, True], ids=["continued", "stopped"])
+def test_what_a_shorter_input_has_answered_is_not_asked_again(cancel: bool, head: Head) -> None:
+    """The batch of the shorter one ran on beside that of the longer one, and no command reached it."""
+    hold = threading.Event()
+
+    def reply(prompt: str, times: int) -> Reply:
+        assert times > 1 or prompt not in PROMPTS[12:] or hold.wait(60)
+        return answer(prompt)
+
+    with head.serving(reply) as (api, wanted):
+        action.answer_batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() >= 12, 60)
+        more = json.dumps({"custom_id": "new", "url": "/v1/completions", "body": {"prompt": "new"}})
+        wanted.files.source.write_text(f"{wanted.files.source.read_text()}{more}\n")
+        if cancel:
+            assert action.cancel_batch(wanted, head.events.append).answered == 12
+            assert not (head.state / "batch").exists()
+        action.answer_batch(wanted, head.events.append, detach=True)
+        hold.set()
+        action.answer_batch(wanted, head.events.append)
+    assert texts(wanted) == {**ALL, "new": "NEW"}
+    # Those that were open had no answer.
+    assert {prompt for prompt, times in api.asked.items() if times > 1} <= {"p12", "p13"}
+    assert not (head.state / "batch").exists()
 
 
 def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:

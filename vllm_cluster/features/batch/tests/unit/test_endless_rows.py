@@ -15,7 +15,7 @@ from vllm_cluster.features.batch.action import Batch, _Run, answer_batch
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
 from vllm_cluster.features.batch.on_head.lines import Place, answer_row, checksum, parse
-from vllm_cluster.features.batch.replies import BegunAgain, JobLook, JobState
+from vllm_cluster.features.batch.replies import BegunAgain, JobEntry, JobLook, JobState
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 
@@ -73,6 +73,9 @@ class DoneHead:
         return JobLook(JobState(False, False, "done" if self.done else ""), b"")
 
     def forget(self) -> None: ...
+
+    def ask(self, *_: object) -> tuple[JobEntry, ...]:
+        return ()
 
     def act(self, do: str) -> None:
         self.calls.append(do)

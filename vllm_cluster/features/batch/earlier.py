@@ -1,0 +1,38 @@
+"""The batches of an input that was shorter: what is answered of them is not asked again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.features.batch.on_head.files import BatchFiles
+from vllm_cluster.features.batch.on_head.lines import Source, options_checksum
+from vllm_cluster.features.batch.replies import JobEntry, read_entries
+from vllm_cluster.kernel.hosts.program import Message
+from vllm_cluster.kernel.laptop import whoami
+
+
+def earlier(entries: tuple[JobEntry, ...], files: BatchFiles, fields: Mapping[str, object], key: str) -> list[str]:
+    """Return the keys of the batches that this user has begun with the beginning of this input, for this output.
+
+    Those of another input or of other options have other keys, whatever their output is called.
+    """
+    me, output = whoami(), str(files.output.absolute())
+    mine = {one.key for one in entries if one.asked and (one.asked.user, one.asked.output) == (me, output)} - {key}
+    return [one for one in keys(files, fields) if one in mine] if mine else []
+
+
+def keys(files: BatchFiles, fields: Mapping[str, object]) -> Iterator[str]:
+    """Make the key of each beginning of an input: of one line, of two, and so on; the last is its own."""
+    digest = hashlib.sha256(f"{options_checksum(fields)}\n".encode())
+    for number, raw in Source(files.source).lines():
+        digest.update(b"%d %s\n" % (number, raw))
+        yield digest.hexdigest()[:16]
+
+
+def read_known(reply: Message) -> tuple[JobEntry, ...]:
+    """Read the reply to `batches`; none where it cannot be read: what others have there keeps nobody from a batch."""
+    try:
+        return read_entries(reply)
+    except ValueError:
+        return ()
