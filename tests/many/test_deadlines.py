@@ -43,7 +43,6 @@ ENDS_ELSEWHERE = {
     "kernel/transport/forward.py: back.join()",
     "kernel/transport/forward.py: self._slots.acquire()",
     "kernel/transport/forward.py: sock.settimeout(None)",
-    "features/batch/on_head/memory.py: share.served.wait()",
     "features/batch/on_head/runner.py: self._ended.wait()",
     "serving/node/front.py: over.wait()",
     # A lease without a wait is tried once.

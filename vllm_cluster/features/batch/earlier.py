@@ -15,7 +15,7 @@ from vllm_cluster.kernel.laptop import whoami
 def earlier(entries: tuple[JobEntry, ...], files: BatchFiles, fields: Mapping[str, object], key: str) -> list[str]:
     """Return the keys of the batches that this user has begun with the beginning of this input, for this output.
 
-    Those of another input or of other options have other keys, whatever their output is called.
+    Those of another input or of other options have other keys, also where their output has the same name.
     """
     me, output = whoami(), str(files.output.absolute())
     mine = {one.key for one in entries if one.asked and (one.asked.user, one.asked.output) == (me, output)} - {key}
@@ -31,7 +31,7 @@ def keys(files: BatchFiles, fields: Mapping[str, object]) -> Iterator[str]:
 
 
 def read_known(reply: Message) -> tuple[JobEntry, ...]:
-    """Read the reply to `batches`; none where it cannot be read: what others have there keeps nobody from a batch."""
+    """Read the reply to `batches`; none where it cannot be read: what others have there ends no batch."""
     try:
         return read_entries(reply)
     except ValueError:

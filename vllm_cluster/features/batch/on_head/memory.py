@@ -10,17 +10,17 @@ from math import inf
 
 STEP, CHECK_SECONDS = 64 << 10, 1.0
 # The least that an answer brings in a second, from some time after its beginning on: a server sends it when it is
-# whole, and 100 Mbit/s are ten times as much.
+# whole, and a network of 100 Mbit/s brings ten times as much.
 PACE, PATIENCE = 1 << 20, 10.0
 
 
-class Share:
+class AnswerMemory:
     """What one answer holds; `give_way` ends that answer, which is `slow` then."""
 
     def __init__(self, give_way: Callable[[], None]) -> None:
         self.give_way, self.slow = give_way, False
         self.size = self.wanted = 0
-        self.since = time.monotonic()
+        self.since = self.asked = time.monotonic()
         self.served = asyncio.Event()
 
     @property
@@ -41,13 +41,13 @@ class Budget:
 
     def __init__(self, size: int, longest: int) -> None:
         self._left, self._longest = size, longest
-        self._shares: dict[Share, None] = {}
+        self._shares: dict[AnswerMemory, None] = {}
         self._checked = 0.0
 
     @contextmanager
-    def share(self, give_way: Callable[[], None]) -> Iterator[Share]:
+    def share(self, give_way: Callable[[], None]) -> Iterator[AnswerMemory]:
         """Have a share, until what it is for is done."""
-        share = Share(give_way)
+        share = AnswerMemory(give_way)
         self._shares[share] = None
         try:
             yield share
@@ -56,18 +56,17 @@ class Budget:
             self._left += share.size
             self._serve()
 
-    async def grow(self, share: Share, size: int) -> None:
+    async def grow(self, share: AnswerMemory, size: int) -> None:
         """Wait until a share has so much."""
         if size <= share.size:
             return
-        began, share.wanted = time.monotonic(), -(-size // STEP) * STEP
+        share.asked, share.wanted = time.monotonic(), -(-size // STEP) * STEP
         share.served.clear()
         self._serve()
         while share.waits:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(share.served.wait(), CHECK_SECONDS)
             self._end_slow()
-        share.since += time.monotonic() - began
 
     def _serve(self) -> None:
         """Give what is left, the oldest first."""
@@ -78,6 +77,7 @@ class Budget:
                 if left < kept:
                     return
                 self._left, share.size = left, share.wanted
+                share.since += time.monotonic() - share.asked  # while it waited, nothing of it was read
                 share.served.set()
             kept = self._longest
 

@@ -121,7 +121,7 @@ def read_load(metrics: str) -> Load | None:
     """Read the load from the text of vLLM's /metrics, summed over the engines of a replica; None where it is not there.
 
     A replica whose numbers can not be is left out, and requests wait once they do at each one that is at work: what one
-    tells of itself holds the others neither up nor down.
+    reports of itself holds the others neither up nor down.
     """
     sums: dict[str, dict[str, float]] = {}
     for name, labels, value in _SAMPLE.findall(metrics):

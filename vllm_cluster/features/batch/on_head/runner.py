@@ -223,7 +223,7 @@ class Runner:
         try:
             status, raw = await self._client.get("/metrics", MAX_METRICS, SAMPLE_SECONDS)
             load = read_load(raw.decode("utf-8", "replace")) if status == OK else None
-        except Exception:  # what a server tells of itself ends no batch; requests find out what is wrong with it
+        except Exception:  # what a server reports of itself ends no batch; requests find out what is wrong with it
             return
         if load:
             self._concurrency.add(load, len(self._open))

@@ -510,7 +510,7 @@ def test_one_with_rows_that_cannot_be_taken_can_be_stopped(
 
 @dataclass
 class Asleep:
-    """A laptop that is asleep from a moment on, while others go on."""
+    """A laptop that is asleep from a moment on, while others work."""
 
     wanted: Batch
     sleeps: threading.Event = field(default_factory=threading.Event)

@@ -56,5 +56,5 @@ def test_only_ones_own_of_the_same_output_and_options_are_found(tmp_path: Path) 
 
 # fault: features/batch/earlier.py: except ValueError: → except ZeroDivisionError:
 @pytest.mark.parametrize("reply", [{}, {"batches": [{"key": "../x"}]}])
-def test_what_others_have_there_keeps_nobody_from_a_batch(reply: dict[str, Any]) -> None:
+def test_what_others_have_there_ends_no_batch(reply: dict[str, Any]) -> None:
     assert read_known(reply) == ()

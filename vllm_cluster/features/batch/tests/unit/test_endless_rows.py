@@ -109,7 +109,7 @@ def test_a_batch_that_is_done_without_a_row_ends_the_call(
 
 
 class Begun(DoneHead):
-    """A head that tells at each look of another call."""
+    """A head on which another call begins the batch again before each look."""
 
     def look(self, _: int) -> JobLook:
         self.calls.append("look")
