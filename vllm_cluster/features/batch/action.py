@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vllm_cluster.features.batch.earlier import earlier, read_known
 from vllm_cluster.features.batch.head_job import HeadJob
@@ -84,8 +85,7 @@ def _opened(wanted: Batch, emit: Emit, runtime: Runtime) -> Iterator[_Run]:
     try:
         with ExitStack() as stack:
             _ensure_apart(files)
-            work = Work(files, wanted.fields, stack)
-            work.begin()
+            work = Work(files, wanted.fields, stack, _reading(emit, runtime))
             job = HeadJob(wanted.inventory, work.key, emit, wanted.wait, runtime)
             yield _Run(wanted, work, job=job, stack=stack, emit=emit, runtime=runtime)
     except InUse as error:
@@ -95,6 +95,19 @@ def _opened(wanted: Batch, emit: Emit, runtime: Runtime) -> Iterator[_Run]:
     except BatchProblem as error:
         kind: Callable[..., VclusterError] = UsageError if error.usage else VclusterError
         raise kind(error.message, hint=error.hint or None) from None
+
+
+def _reading(emit: Emit, runtime: Runtime) -> Callable[[Path, int], None]:
+    """Report what is read, where that takes long."""
+    due = runtime.after(POLL_SECONDS)
+
+    def shown(path: Path, number: int) -> None:
+        nonlocal due
+        if not due.left():
+            due = runtime.after(POLL_SECONDS)
+            emit(Event("progress", f"reading {path}: {count(number, 'line')}"))
+
+    return shown
 
 
 def _ensure_apart(files: BatchFiles) -> None:
@@ -137,7 +150,7 @@ class _Run:
         if self._work.left and not self._open:
             self._open_all()
         if not self._work.left:
-            self._work.finish()
+            self._finish()
             return False
         state = self.fetch()
         self.running = state.running
@@ -277,6 +290,7 @@ class _Run:
 
     def cancel(self) -> None:
         """Stop it, and fetch what is answered and can be taken."""
+        self._work.keep_reasons()
         self._open_all()
         self._stop()
 
@@ -288,8 +302,13 @@ class _Run:
             self._emit(Event("note", f"{error.message}; the rest is removed"))
         self._remove()
 
+    def _finish(self) -> None:
+        if why := self._work.finish():
+            text = f"{self._wanted.files.output} keeps the order in which the answers came: {why}"
+            self._emit(Event("note", text))
+
     def _remove(self) -> None:
-        self._work.finish()
+        self._finish()
         self._job.act("remove")
         self._forget()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,17 @@ PATHS: Mapping[str, str] = {
 # Of a line and of an answer; a row also has a name and a message, which JSON may write six times as long.
 MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE, MAX_ID = 16 << 20, 16 << 20, 1024, 2000, 256
 MAX_ROW = MAX_ANSWER + (64 << 10)
+# Of the input, read at once; behind each empty line as much is looked through.
+_PIECE = 8 << 10
 # With others it might be read as a file of another kind: JSON is YAML, too.
 _ROW_KEYS = ("id", "line", "custom_id", "response", "error")
 HEAD = b'{"id": "batch_req_'
-_ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{8})", ("line": )?')
+# Eight digits are those of an older version, which had a CRC.
+_ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{16}|[0-9a-f]{8})", ("line": )?')
+_TORN = re.compile(rb'\{"id": "batch_req_[1-9][0-9]{0,17}(_([0-9a-f]{0,16}|([0-9a-f]{8}){1,2}",?))?\Z')
+OLD_DIGITS = 8
+# Of a batch whose options add nothing to a request.
+_NO_FIELDS = bytes(32)
 
 
 class BatchProblem(Exception):
@@ -62,12 +71,12 @@ class Place:
     """Which line of the input, and the checksum of what it asks."""
 
     line: int
-    checksum: int
+    checksum: str
 
     @property
     def id(self) -> str:
         """The row's own name: what was answered is read from these names alone."""
-        return f"batch_req_{self.line}_{self.checksum:08x}"
+        return f"batch_req_{self.line}_{self.checksum}"
 
 
 @dataclass(frozen=True)
@@ -81,13 +90,26 @@ class BatchLine:
     model: str
 
 
-def checksum(raw: bytes, options: int = 0) -> int:
-    """Return the checksum of a line, with that of the options that shape its request; never 0."""
+def checksum(raw: bytes, options: bytes = _NO_FIELDS) -> str:
+    """Return the checksum of a line, with that of the options that shape its request.
+
+    No other line can be made that has the same one: whether an answer is to a line is decided by it.
+    """
+    return hashlib.sha256(options + raw.strip()).hexdigest()[:16]
+
+
+def options_checksum(fields: Mapping[str, Any]) -> bytes:
+    """Return the checksum of the fields that options add to each request."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest() if fields else _NO_FIELDS
+
+
+def old_checksum(raw: bytes, options: int) -> int:
+    """Return the checksum that rows of an older version have."""
     return zlib.crc32(raw.strip(), options) or 1
 
 
-def options_checksum(fields: Mapping[str, Any]) -> int:
-    """Return the checksum of the fields that options add to each request."""
+def old_options_checksum(fields: Mapping[str, Any]) -> int:
+    """Return that of the options in an older version."""
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode()) if fields else 0
 
 
@@ -217,7 +239,7 @@ def named_in(row: bytes, place: Place) -> str | None:
 def place_of(row: bytes) -> Place | None:
     """Read the place that a row names; None where it is not a row of a batch."""
     found = _ID.match(row)
-    return Place(int(found[1]), int(found[2], 16)) if found else None
+    return Place(int(found[1]), found[2].decode()) if found else None
 
 
 def is_error(row: bytes) -> bool:
@@ -227,8 +249,21 @@ def is_error(row: bytes) -> bool:
 
 
 def could_begin(rest: bytes) -> bool:
-    """Whether a torn row may have begun so."""
-    return HEAD.startswith(rest[: len(HEAD)])
+    """Whether a torn row may have begun so: what there is of its id has the form of one."""
+    return bool(HEAD.startswith(rest) or _TORN.match(rest) or _ID.match(rest))
+
+
+def begins(row: bytes, place: Place, custom_id: str | None) -> bool:
+    """Whether the row of an answer to that line begins with its names; a torn one as far as it goes."""
+    names = _names(place, custom_id) + b", "
+    return row[: len(names)] == names[: len(row)]
+
+
+def _skip_empty(file: BufferedReader[FileIO]) -> int:
+    """Read over empty lines that are in memory already, and return how many: one at a time, 300 MB take minutes."""
+    there = file.peek()
+    end = there.rfind(b"\n", 0, len(there) - len(there.lstrip())) + 1
+    return file.read(end).count(b"\n")
 
 
 class Source:
@@ -243,7 +278,7 @@ class Source:
         if self._is_array:
             yield from ((number, from_prompt(entry, number)) for number, entry in enumerate(self._entries(), 1))
             return
-        with self.path.open("rb") as file:
+        with BufferedReader(self.path.open("rb", buffering=0), _PIECE) as file:
             number = 0
             while raw := file.readline(MAX_LINE):
                 number += 1
@@ -254,6 +289,8 @@ class Source:
                         pass
                 if line := raw.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
                     yield number, line
+                else:
+                    number += _skip_empty(file)
 
     def _begins_array(self) -> bool:
         with self.path.open("rb") as file:

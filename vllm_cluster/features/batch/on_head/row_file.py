@@ -1,6 +1,7 @@
 """A file of rows that one run alone writes: appended whole, and where its name leads.
 
 A kill leaves at most a torn last row; what another program does to the file meanwhile is found before more is written.
+What is there is cut just before the first row is added, and only where it has the form of a row.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from vllm_cluster.features.batch.on_head.lines import MAX_ROW, BatchProblem, Dis
 
 # After a loss of power at most the answers of so many seconds are asked for again; a kill loses none.
 SYNC_SECONDS = 1.0
+# Of a torn row: its id and its name.
+_TORN_KEPT = 16 << 10
 # Errors that another path on the command line avoids.
 _UNFIT = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG}
 
@@ -27,8 +30,8 @@ _UNFIT = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETO
 class RowFile:
     """A file of rows that this run alone writes."""
 
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        """Open or create it; where it must be `new`, only the latter.
+    def __init__(self, path: Path, *, new: bool = False, follow: bool = True) -> None:
+        """Open or create it; where it must be `new`, only the latter; unless it may `follow` one, not behind a link.
 
         Raises:
             InUse: another run writes it.
@@ -36,7 +39,7 @@ class RowFile:
         """
         self.path = path
         try:
-            self._fd = _opened(path, os.O_EXCL if new else 0)
+            self._fd, self._linked = _opened(path, os.O_EXCL if new else 0, follow)
         except OSError as error:
             raise BatchProblem(f"cannot write {path}: {error.strerror}", usage=error.errno in _UNFIT) from None
         try:
@@ -49,7 +52,11 @@ class RowFile:
         except BaseException:
             os.close(self._fd)
             raise
-        self._size = os.fstat(self._fd).st_size
+        # Whole rows, and what there is with a torn one behind them.
+        self._size = self._there = os.fstat(self._fd).st_size
+        self.torn = b""
+        # Whether it may be removed where it is empty at last: another one had content, which may be a person's own.
+        self._removable = not self._there
         self._synced, self._dirty = 0.0, False
 
     def rows(self) -> Iterator[bytes]:
@@ -58,7 +65,7 @@ class RowFile:
         Raises:
             BatchProblem: one is not of a batch: the file is left as it is.
         """
-        end = 0
+        end, self.torn = 0, b""
         with open(self._fd, "rb", closefd=False) as file:
             file.seek(0)
             # A file with a hole of 5 GB is one row, of another program.
@@ -66,8 +73,10 @@ class RowFile:
                 if len(row) > MAX_ROW:
                     self._refuse(number)
                 if not row.endswith(b"\n"):
-                    if number == 1 and not could_begin(row):
-                        self._refuse(number)
+                    # After a loss of power there may be zeros.
+                    torn = row.rstrip(b"\0")
+                    self._check_torn(number, torn)
+                    self.torn = torn[:_TORN_KEPT]
                     break
                 if place_of(row) is None:
                     self._refuse(number)
@@ -75,17 +84,38 @@ class RowFile:
                 yield row
         self._size = end
 
+    def _check_torn(self, number: int, row: bytes) -> None:
+        """Refuse what no kill of this program has left behind the last whole row, if there is one."""
+        if self._linked:
+            text = f"{self.path} is a link, and what is behind it ends within a row: none is cut there"
+            raise BatchProblem(text, usage=True, hint="name another output with -o")
+        # The first row's id is in the first page of the file, which is written whole.
+        if (number == 1 and place_of(row) is None) or not could_begin(row):
+            self._refuse(number)
+
     def _refuse(self, number: int) -> None:
         text = f"{self.path}:{number}: not a row that vcluster batch writes"
         raise BatchProblem(text, usage=True, hint="name another output with -o")
 
     def begin(self) -> None:
-        """Cut off what is behind the last whole row."""
-        os.ftruncate(self._fd, self._size)
+        """Cut off what is behind the last whole row.
+
+        Raises:
+            Displaced: the file has another length than it had: what is there may be of another program.
+        """
+        if os.fstat(self._fd).st_size != self._there:
+            raise self._displaced()
+        if self._there != self._size:
+            os.ftruncate(self._fd, self._size)
+            self._there, self.torn = self._size, b""
 
     def clear(self) -> None:
-        """Begin with no row."""
-        self._size = 0
+        """Begin with no row; every row that was there must be known to be this batch's.
+
+        Raises:
+            Displaced: the file has another length than it had.
+        """
+        self._size, self._removable = 0, True
         self.begin()
 
     def append(self, row: bytes) -> None:
@@ -95,8 +125,7 @@ class RowFile:
             Displaced: the file has another length than this run gave it: a row behind that would be behind a hole.
             OSError: it cannot be written.
         """
-        if os.fstat(self._fd).st_size != self._size:
-            raise self._displaced()
+        self.begin()
         try:
             written = 0
             while written < len(row):
@@ -105,7 +134,7 @@ class RowFile:
             os.ftruncate(self._fd, self._size)
             error.filename = str(self.path)
             raise
-        self._size += len(row)
+        self._size = self._there = self._size + len(row)
         self._dirty = True
 
     def ensure_in_place(self) -> None:
@@ -114,14 +143,14 @@ class RowFile:
         Raises:
             Displaced: another program has removed, replaced or changed the file.
         """
-        if self._size and not self._in_place():
+        if self._there and not self._in_place():
             raise self._displaced()
 
     def _in_place(self) -> bool:
         """A file that was removed or replaced takes rows as before, and they go with it."""
         own = os.fstat(self._fd)
         try:
-            return own.st_size == self._size and os.path.samestat(own, self.path.stat())
+            return own.st_size == self._there and os.path.samestat(own, self.path.stat())
         except OSError:
             return False
 
@@ -139,8 +168,10 @@ class RowFile:
 
         Raises:
             Displaced: what is there now is another file, which stays.
-            OSError: it cannot be written.
+            BatchProblem, OSError: there is no room for a second file beside it.
         """
+        if self._there > self._size:
+            raise BatchProblem(f"{self.path} ends within a row")
         starts, at = array("Q"), 1  # 0 is a line without a row
         for row in self.rows():
             if place := place_of(row):
@@ -169,31 +200,35 @@ class RowFile:
         self._fd, self._dirty = ordered._fd, False
 
     def close(self) -> None:
-        """Have the disk keep it, remove it where it is empty, and let other runs write it."""
+        """Have the disk keep it, remove it where it is empty as it was, and let other runs write it."""
         try:
             if self._dirty:
                 os.fsync(self._fd)
-            if not self._size and self._in_place():
-                self.path.unlink(missing_ok=True)
+            if self._removable and not self._there and self._in_place():
+                with suppress(OSError):  # the folder may let no file be removed
+                    self.path.unlink()
         finally:
             os.close(self._fd)
 
 
-def _opened(path: Path, more: int) -> int:
-    """Open a file for rows, or create it: behind a link only where there are some.
+def _opened(path: Path, more: int, follow: bool) -> tuple[int, bool]:
+    """Open a file for rows, or create it, with whether it is behind a link: only where there are some, if at all.
 
     A cloned folder may hold a link to a file that a shell reads, and rows have words of the input in them.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | more, 0o666)
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | more, 0o666), False
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
+    if not follow:
+        text = f"{path} is a link, and reasons are written behind none"
+        raise BatchProblem(text, usage=True, hint="name another output with -o")
     with suppress(FileNotFoundError):
         found = os.open(path, flags)
         if os.fstat(found).st_size:
-            return found
+            return found, True
         os.close(found)
     text = f"{path} is a link, and no answers are there yet: none are written behind it"
     raise BatchProblem(text, usage=True, hint="name another output with -o")

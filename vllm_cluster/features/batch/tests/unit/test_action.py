@@ -325,8 +325,8 @@ def replace_file(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-# fault: features/batch/on_head/row_file.py: if self._size and not self._in_place(): → if False:
-# fault: features/batch/on_head/row_file.py: own.st_size == self._size and os.path.samestat → os.path.samestat
+# fault: features/batch/on_head/row_file.py: if self._there and not self._in_place(): → if False:
+# fault: features/batch/on_head/row_file.py: own.st_size == self._there and os.path.samestat → os.path.samestat
 # fault: features/batch/on_head/row_file.py: and os.path.samestat(own, self.path.stat()) → and bool(self.path.stat())
 # fault: features/batch/action.py: except Displaced as error: → except ZeroDivisionError as error:
 @pytest.mark.parametrize("late", [False, True])

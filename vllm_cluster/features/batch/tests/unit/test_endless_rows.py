@@ -46,7 +46,6 @@ def test_a_row_that_comes_again_without_end_ends_the_call(tmp_path: Path) -> Non
     wanted = Batch(make.inventory(1), files, {}, 2, 60.0, 60.0, 0.0)
     with ExitStack() as stack:
         work = Work(files, {}, stack)
-        work.begin()
         job = cast(HeadJob, cast(Any, head))
         run = _Run(wanted, work, job=job, stack=stack, emit=lambda _: None, runtime=SYSTEM)
         with pytest.raises(HostError, match="a row of its answers is refused: there are more than the 1 request"):

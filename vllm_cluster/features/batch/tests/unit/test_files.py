@@ -39,7 +39,7 @@ from vllm_cluster.features.batch.on_head.lines import (
 )
 from vllm_cluster.features.batch.on_head.row_file import RowFile
 
-PLACE = Place(3, 7)
+PLACE = Place(3, f"{7:016x}")
 
 
 def request(number: int, **body: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_rows_have_the_form_of_openais_batches() -> None:
     line = parse(json.dumps(request(1)).encode(), PLACE, "m", {})
     row = answer_row(line, "cmpl-1", b'\n{"id": "cmpl-1",\r\n "model": "m"}\n')
     assert json.loads(row) == {
-        "id": "batch_req_3_00000007",
+        "id": "batch_req_3_0000000000000007",
         "custom_id": "r1",
         "response": {"status_code": 200, "request_id": "cmpl-1", "body": {"id": "cmpl-1", "model": "m"}},
         "error": None,
@@ -160,8 +160,8 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.
     assert [(number, len(raw)) for number, raw in Source(path).lines()] == [(1, 80), (2, 88)]
 
 
-# fault: features/batch/on_head/files.py: if not self._asks(Place(number, checksum(raw, self._shape))): → if False:
-# fault: features/batch/on_head/files.py: if seen != self._lines: → if False:
+# fault: features/batch/on_head/files.py: at = self._requests.find_line(number, raw) → at = self._requests.of_line(number)
+# fault: features/batch/on_head/files.py: if seen != self.total: → if False:
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_an_input_that_changes_before_it_is_sent_is_refused(count: int, tmp_path: Path) -> None:
     """One to which a program still wrote was an IndexError; of a shorter one the batch was called done."""
@@ -181,13 +181,14 @@ def test_an_output_cut_anywhere_is_continued_in_order_without_loss_or_repeat(
     folder = tmp_path_factory.mktemp("cut")
     source, output = write(folder / "in.jsonl", 6), folder / "out.jsonl"
     whole = rows(source)
-    # As answers come: in another order.
+    # As answers come: in another order. No kill tears the id of the first row, and there it may be a person's own text.
     content = b"".join(whole[at] for at in order)[:cut]
+    content = content if place_of(content) else b""
     kept = content[: content.rfind(b"\n") + 1]
-    output.write_bytes(content + (junk if kept else b""))
+    fits = kept and kept.count(b"\n") < 6 and (content == kept or not junk.strip(b"\0"))
+    output.write_bytes(content + (junk if fits else b""))
     with opened(source, output) as work:
         assert (work.total, work.left) == (6, 6 - kept.count(b"\n"))
-        work.begin()
         for line in [*work.lines()]:
             number, _, raw = line.rstrip(b"\n").partition(b" ")
             assert Place(int(number), checksum(raw)) == place_of(whole[int(number) - 1])
@@ -204,8 +205,8 @@ def test_an_output_is_sorted_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     output.chmod(0o640)
     with opened(source, output) as work, monkeypatch.context() as patch:
         patch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.raises(OSError, match="No space"):
-            work.finish()
+        assert work.finish() == "No space left on device"
+        assert work.finish() == ""
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "in.jsonl": source.read_bytes(),
         "out.jsonl": before,
@@ -220,7 +221,7 @@ def test_an_output_is_sorted_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 # fault: features/batch/on_head/lines.py: member(row, "custom_id", no_constant, _ROW_KEYS) → member(row, "custom_id", no_constant)
 # fault: features/batch/on_head/large.py: return plain_at(raw, (name,), known) → return plain_at(raw, (name,))
-# fault: features/batch/on_head/files.py: if not (failed if name is None else self._names.get(name) == place.line): → if False:
+# fault: features/batch/on_head/files.py: if not (failed if name is None else name == known): → if False:
 @pytest.mark.promise("P47")
 def test_no_answer_is_taken_under_the_name_of_another_line(tmp_path: Path) -> None:
     """A head that swaps names would give each request the answer to another."""
@@ -249,7 +250,6 @@ def test_no_answer_is_taken_under_the_name_of_another_line(tmp_path: Path) -> No
     with attack("P47", "a head gives answers other names") as found:
         for row in forged:
             with opened(source, output) as work:
-                work.begin()
                 for one in (row, row, first):
                     work.take(one)
                 assert (work.answered, work.failed) == (1, 1)
@@ -261,11 +261,11 @@ def test_no_answer_is_taken_under_the_name_of_another_line(tmp_path: Path) -> No
         found.figure = f"{len(forged)} forged rows are no answers"
 
 
-# fault: features/batch/on_head/files.py: if place is None or not self._asks(place): → if place is None:
+# fault: features/batch/on_head/files.py: if place is None or at is None: → if place is None:
 @pytest.mark.parametrize("line", [1, 4, 99_999_999])
 def test_a_row_of_another_line_is_not_taken(line: int, tmp_path: Path) -> None:
     with opened(write(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl") as work:
-        for row in (error_row(Place(line, 5), "x", None, "c", "m"), b"hello\n"):
+        for row in (error_row(Place(line, f"{5:016x}"), "x", None, "c", "m"), b"hello\n"):
             with pytest.raises(ValueError, match="is of no line of "):
                 work.take(row)
         assert work.left == 3
@@ -296,7 +296,7 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path: Path, content: byte
     assert output.read_bytes() == content
 
 
-# fault: features/batch/on_head/files.py: self._sums[place.line] == place.checksum → self._sums[place.line]
+# fault: features/batch/on_head/files.py: return at if sums[at] == int(place.checksum, 16) else None → return at
 def test_answers_to_another_input_or_with_other_options_are_refused(tmp_path: Path) -> None:
     first, output = write(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     output.write_bytes(b"".join(rows(first)))
@@ -357,7 +357,7 @@ def test_a_row_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "out.jsonl").read_bytes() == b"whole\n"
 
 
-# fault: features/batch/on_head/row_file.py: if os.fstat(self._fd).st_size != self._size: → if False:
+# fault: features/batch/on_head/row_file.py: if os.fstat(self._fd).st_size != self._there: → if False:
 def test_no_row_is_put_behind_a_hole(tmp_path: Path) -> None:
     """Where another program emptied the file, zeros came before the next row, and no run could continue it."""
     source, output = write(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
@@ -374,7 +374,7 @@ def test_no_row_is_put_behind_a_hole(tmp_path: Path) -> None:
     assert output.read_bytes() == first + second
 
 
-# fault: features/batch/on_head/row_file.py: if not self._size and self._in_place(): → if not self._size:
+# fault: features/batch/on_head/row_file.py: self._removable and not self._there and self._in_place(): → self._removable and not self._there:
 def test_only_an_empty_file_of_its_own_is_removed(tmp_path: Path) -> None:
     """A person may write a file of that name while no row has come."""
     source, output = write(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
@@ -385,7 +385,7 @@ def test_only_an_empty_file_of_its_own_is_removed(tmp_path: Path) -> None:
     assert (errors.read_text(), output.exists()) == ("mine", False)
 
 
-# fault: features/batch/on_head/files.py: for file in (self.output, self._errors): → for file in (self.output,):
+# fault: features/batch/on_head/files.py: filter(None, (self.output, self._errors)): → (self.output,):
 def test_reasons_that_were_taken_away_are_missed(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
     place = place_of(rows(source)[0])
@@ -429,16 +429,18 @@ def test_a_place_is_read_as_it_was_written(line: int, raw: bytes) -> None:
 
 # fault: features/batch/on_head/row_file.py: os.O_CREAT | os.O_NOFOLLOW | more → os.O_CREAT | more
 # fault: features/batch/on_head/row_file.py: if os.fstat(found).st_size: → if found:
-@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
+@pytest.mark.parametrize(
+    ("name", "why"), [("out.jsonl", "and no answers are there yet"), ("out.errors.jsonl", "and reasons are written")]
+)
 @pytest.mark.parametrize("there", [False, True])
-def test_no_row_is_written_behind_a_link_of_a_cloned_folder(tmp_path: Path, name: str, there: bool) -> None:
+def test_no_row_is_written_behind_a_link_of_a_cloned_folder(tmp_path: Path, name: str, why: str, there: bool) -> None:
     """A name of a request there was run by the next shell; one that leads to answers is continued."""
     source, aim = write(tmp_path / "in.jsonl", 2), tmp_path / "bashrc"
     (tmp_path / name).symlink_to(aim)
     if there:
         aim.write_text("")
     with (
-        pytest.raises(BatchProblem, match="is a link, and no answers are there yet"),
+        pytest.raises(BatchProblem, match=f"is a link, {why}"),
         opened(source, tmp_path / "out.jsonl"),
     ):
         pass
@@ -490,4 +492,4 @@ def test_a_name_that_no_request_may_have_is_not_kept(tmp_path: Path) -> None:
     names = ("x" * MAX_NAME, "x" * (MAX_NAME + 1), "x" * (MAX_NAME + 1))
     source.write_text("".join(json.dumps({**request(1), "custom_id": name}) + "\n" for name in names))
     with opened(source, tmp_path / "out.jsonl") as work:
-        assert (work.total, list(work._names.values())) == (3, [1])
+        assert (work.total, work._requests.names) == (3, ["x" * MAX_NAME, None, None])
