@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import expanded, naming, write_whole
+from vllm_cluster.kernel.laptop import expanded, naming
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
@@ -18,6 +17,8 @@ from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from vllm_cluster.features.bench.folder import OwnFolder
 
 REPEAT = 3
 # The longest run.
@@ -85,16 +86,18 @@ def bench(
         levels = _levels(preset, concurrency)
         loaded = session.load()
         from vllm_cluster.features.bench import action
+        from vllm_cluster.features.bench.folder import own_folder
         from vllm_cluster.features.bench.measured import PRESETS, points
 
         chosen = preset or ("cpu" if loaded.accelerator == "cpu" else "guides")
         loads = points(PRESETS[chosen], concurrency=levels, tokens_in=tokens_in, tokens_out=tokens_out)
-        made = _made(folder, loaded.cluster)
         # Runs that were asked for are all made.
         budget = 0.0 if repeat else PRESETS[chosen].budget
         wanted = action.BenchRequest(chosen, loads, repeat or REPEAT, RUN_SECONDS, budget, next(iter(named), None))
-        document = action.measure_model(loaded, wanted, session.progress, lambda found: _keep(made, found))
-        _show(session, document, made)
+        # Beside no results a report is a person's own.
+        with own_folder(_path(folder, loaded.cluster), (RESULTS, REPORT)) as made:
+            document = action.measure_model(loaded, wanted, session.progress, lambda found: _keep(made, found))
+            _show(session, document, made)
 
 
 def _levels(preset: str, levels: str | None) -> list[int]:
@@ -114,40 +117,28 @@ def _levels(preset: str, levels: str | None) -> list[int]:
     return found
 
 
-def _made(folder: Path | None, cluster: str) -> Path:
+def _path(folder: Path | None, cluster: str) -> Path:
     import time
 
-    made = expanded(folder) if folder else Path(f"bench-{cluster}-{time.strftime('%Y%m%d-%H%M%S')}")
-    # Beside no results a report is a person's own.
-    if there := [name for name in (RESULTS, REPORT) if os.path.lexists(made / name)]:
-        text = f"{made} already has {' and '.join(there)}, which would be replaced"
-        raise UsageError(text, hint="give another folder with --output")
-    if not made.is_dir():
-        # Tried before an hour is measured, and made for good with the first result.
-        with naming(made):
-            made.mkdir(parents=True)
-            made.rmdir()
-    return made
+    return expanded(folder) if folder else Path(f"bench-{cluster}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _keep(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the results, whole or not at all."""
+def _keep(folder: OwnFolder, document: Mapping[str, Any]) -> None:
     import json
 
-    with naming(folder / RESULTS):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / RESULTS, json.dumps(document, indent=1) + "\n")
+    folder.write(RESULTS, json.dumps(document, indent=1) + "\n")
 
 
-def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
+def _show(session: Session, document: Mapping[str, Any], folder: OwnFolder) -> None:
     from vllm_cluster.features.bench.render import bench_lines, report
     from vllm_cluster.kernel.terminal.printable import plain
 
-    with naming(folder / REPORT):
-        # The folder may have come with a link to another file of that name.
-        write_whole(folder / REPORT, report(document))
-    wrote = plain(f"Wrote {RESULTS} and {REPORT} to {folder}; times are in ms")
-    session.show(lambda: document, lambda: out(*with_ends((*bench_lines(document), wrote)), end=""))
+    lines = [*bench_lines(document)]
+    try:
+        folder.write(REPORT, report(document))
+        lines.append(plain(f"Wrote {RESULTS} and {REPORT} to {folder.path}; times are in ms"))
+    finally:  # also without a page: an hour was measured
+        session.show(lambda: document, lambda: out(*with_ends(lines), end=""))
 
 
 def _compare(session: Session, folders: list[Path]) -> None:
