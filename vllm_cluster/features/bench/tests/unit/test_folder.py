@@ -71,7 +71,7 @@ def test_figures_are_shown_though_the_page_cannot_be_written(tmp_path: Path, mon
 
     def measured(*_: object) -> Any:
         (folder / "report.html").write_text("mine")
-        return {"v": 1}
+        return {"v": 1, "figure": 7}
 
     monkeypatch.setattr(bench, "measure_model", measured)
     monkeypatch.setattr("vllm_cluster.features.bench.render.report", lambda _: "a page")
@@ -81,7 +81,7 @@ def test_figures_are_shown_though_the_page_cannot_be_written(tmp_path: Path, mon
     )
     call = ["bench", "--json", "-i", str(tmp_path / "i.yaml"), "--output", str(folder)]
     done = CliRunner().invoke(app, call)
-    assert (done.exit_code, '"v"' in done.stdout, (folder / "report.html").read_text()) == (2, True, "mine")
+    assert (done.exit_code, '"figure"' in done.stdout, (folder / "report.html").read_text()) == (2, True, "mine")
 
 
 # fault: features/bench/folder.py: errno.ENOLCK, errno.ENOTSUP → errno.ENOLCK
