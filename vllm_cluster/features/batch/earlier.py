@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.features.batch.on_head.files import BatchFiles
-from vllm_cluster.features.batch.on_head.lines import Source, options_checksum
+from vllm_cluster.features.batch.on_head.lines import BatchKey, Source
 from vllm_cluster.features.batch.replies import JobEntry, read_entries
 from vllm_cluster.kernel.hosts.program import Message
 from vllm_cluster.kernel.laptop import whoami
@@ -24,10 +23,9 @@ def earlier(entries: tuple[JobEntry, ...], files: BatchFiles, fields: Mapping[st
 
 def keys(files: BatchFiles, fields: Mapping[str, object]) -> Iterator[str]:
     """Make the key of each beginning of an input: of one line, of two, and so on; the last is its own."""
-    digest = hashlib.sha256(f"{options_checksum(fields)}\n".encode())
+    key = BatchKey(fields)
     for number, raw in Source(files.source).lines():
-        digest.update(b"%d %s\n" % (number, raw))
-        yield digest.hexdigest()[:16]
+        yield key.add(number, raw)
 
 
 def read_known(reply: Message) -> tuple[JobEntry, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from array import array
 from bisect import bisect_left
@@ -16,6 +15,7 @@ from typing import Any
 from vllm_cluster.features.batch.on_head.large import plain_at
 from vllm_cluster.features.batch.on_head.lines import (
     OLD_DIGITS,
+    BatchKey,
     BatchProblem,
     Displaced,
     Place,
@@ -71,7 +71,7 @@ class _Requests:
         self._shape, self._old_shape = options_checksum(fields), old_options_checksum(fields)
         self._lines, self._sums, self._old_sums = array("Q"), array("Q"), array("I")
         self.names: list[str | None] = []
-        self._digest = hashlib.sha256(f"{self._old_shape}\n".encode())
+        self.key = BatchKey(fields)
 
     def add(self, number: int, raw: bytes, name: str | None) -> None:
         """Add the request of a line."""
@@ -79,12 +79,7 @@ class _Requests:
         self._sums.append(int(checksum(raw, self._shape), 16))
         self._old_sums.append(old_checksum(raw, self._old_shape))
         self.names.append(name)
-        self._digest.update(b"%d %s\n" % (number, raw))
-
-    @property
-    def key(self) -> str:
-        """The batch's name by content."""
-        return self._digest.hexdigest()[:16]
+        self.key.add(number, raw)
 
     def of_line(self, line: int) -> int | None:
         """Which request a line has."""
@@ -127,7 +122,7 @@ class Work:
         self._source, self._requests = Source(files.source), _Requests(fields)
         self.output = _open(files.output, stack)
         self._read_source()
-        self.key, self.total = self._requests.key, len(self._requests.names)
+        self.key, self.total = self._requests.key.text, len(self._requests.names)
         self._rows = bytearray(self.total)
         self.answered = self.failed = 0
         self._last, self._in_order, self.models = -1, True, set[str]()

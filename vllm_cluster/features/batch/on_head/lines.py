@@ -113,6 +113,24 @@ def old_options_checksum(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode()) if fields else 0
 
 
+class BatchKey:
+    """The name by which the head keeps a batch: that of its requests and options, in the order of the input."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        """Begin with the fields that options add to each request."""
+        self._digest = hashlib.sha256(f"{old_options_checksum(fields)}\n".encode())
+
+    def add(self, number: int, raw: bytes) -> str:
+        """Add the request of a line; returns the key of all so far."""
+        self._digest.update(b"%d %s\n" % (number, raw))
+        return self.text
+
+    @property
+    def text(self) -> str:
+        """The key of all so far."""
+        return self._digest.hexdigest()[:16]
+
+
 def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> BatchLine:
     """Read the request of a line: what the line gives comes before the fields of options.
 

@@ -201,10 +201,15 @@ class Head:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def ask(self, *_: object, **wanted: int) -> JobLook:
-        return JobLook(JobState(False, True, "stopped"), self.rows[wanted["from"] :])
+    def ask(self, *_: object) -> tuple[()]:
+        return ()
+
+    def look(self, at: int) -> JobLook:
+        return JobLook(JobState(False, True, "stopped"), self.rows[at:])
 
     def act(self, _do: str) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 def wanted(files: BatchFiles) -> action.Batch:
