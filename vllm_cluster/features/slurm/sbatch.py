@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,9 +13,13 @@ from typing import Literal
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.translate.options import TranslatedWord
+from vllm_cluster.serving.translate.reading import Reading
+from vllm_cluster.serving.translate.words import cut
 
 Container = Literal["none", "pyxis", "apptainer"]
 _LINE = re.compile(r"#SBATCH[ \t]+((?![ \t]).*)")
+# shlex copies a word for each of its characters.
+MAX_LINE = 4096
 _NAME = re.compile("[a-z][a-z-]*")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _SIZE = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
@@ -160,9 +165,10 @@ def merged(text: str, place: str, own: JobRequest) -> tuple[JobRequest, tuple[Tr
     """The options of a call with those of a script, where the call gives none; and what became of each of these.
 
     Raises:
-        UsageError: a line cannot be read, or has a number that is none.
+        UsageError: a line cannot be read, or has a number that is none; or the text is too long.
     """
-    found = dict(_options(text, place))
+    reading = Reading.of(text, place)
+    found = dict(_options(text, reading))
     given = {"nodes": str(own.nodes or ""), "gpus": own.gpus, "time": own.time, **own.others}
     # Its one task a node has the CPUs and GPUs of those that there were.
     nodes = own.nodes or _number(found, "nodes", place) or 1
@@ -182,7 +188,7 @@ def merged(text: str, place: str, own: JobRequest) -> tuple[JobRequest, tuple[Tr
         taken |= {} if why else {key: meant}
         was = printable(f"--{name}={value}" if value else f"--{name}")
         rows.append(TranslatedWord("dropped" if why else "taken", was, "" if why else printable(here), why))
-    rows += _before_vllm(text, own)
+    rows += _before_vllm(text, own, reading)
     taken.pop("nodes", "")
     gpus, time = (taken.pop(key, given[key]) for key in ("gpus", "time"))
     return replace(own, nodes=nodes, gpus=gpus, time=time, others={**taken, **own.others}), tuple(rows)
@@ -198,37 +204,43 @@ def of_job(word: TranslatedWord) -> TranslatedWord:
     return replace(word, why=_OF_JOB.get(name, word.why)) if word.kind == "dropped" else word
 
 
-def _before_vllm(text: str, own: JobRequest) -> Iterator[TranslatedWord]:
+def _before_vllm(text: str, own: JobRequest, reading: Reading) -> Iterator[TranslatedWord]:
     """What a script does before vLLM, none of which is taken over."""
     for found in _LOADS.finditer(text):
+        reading.spend("rows", 1, 1 + text.count("\n", 0, found.start()))
         why = "do it before sbatch, or where the job's script marks it"
-        yield TranslatedWord("dropped", redact(printable(found[1].strip())), "", why)
+        yield TranslatedWord("dropped", cut(redact(printable(found[1].strip()))), "", why)
     for found in _CONTAINS.finditer(text):
+        reading.spend("rows", 1, 1 + text.count("\n", 0, found.start()))
         pyxis = found[1].startswith("-")
         why = f"--container {'pyxis --image IMAGE' if pyxis else 'apptainer --image FILE'} does this"
         why = why if own.container == "none" else "this call gives --container"
-        yield TranslatedWord("dropped", redact(printable(found[1])), "", why)
+        yield TranslatedWord("dropped", cut(redact(printable(found[1]))), "", why)
 
 
-def _options(text: str, place: str) -> Iterator[tuple[str, str]]:
+def _options(text: str, reading: Reading) -> Iterator[tuple[str, str]]:
     """The options of the lines that sbatch reads, those above the first command, each with its value."""
     lines = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
     for number, line in enumerate(map(_LINE.fullmatch, lines), 1):
         if not line:
             continue
+        place = f"{reading.place}:{number}"
+        if len(line[1]) > MAX_LINE:
+            raise UsageError(f"{place}: longer than {MAX_LINE} characters", hint="leave the line out")
         try:
-            words = shlex.split(line[1], comments=True)
+            words = deque(shlex.split(line[1], comments=True))
         except ValueError:
-            raise UsageError(f"{place}:{number}: a quote does not end") from None
+            raise UsageError(f"{place}: a quote does not end") from None
         while words:
-            word = words.pop(0)
+            reading.spend("rows", 1, number)
+            word = words.popleft()
             name, equals, value = word.removeprefix("--").partition("=")
             if not word.startswith("--"):
                 name, equals, value = _SHORT.get(word[1:2], ""), word[2:], word[2:].removeprefix("=")
             if not _NAME.fullmatch(name) or not word.startswith("-"):
-                raise UsageError(f"{place}:{number}: sbatch has no option {printable(word)!r}")
+                raise UsageError(f"{place}: sbatch has no option {printable(word)!r}")
             if not equals and name not in _BARE and words and not words[0].startswith("-"):
-                value = words.pop(0)
+                value = words.popleft()
             yield name, value
 
 

@@ -22,6 +22,7 @@ from vllm_cluster.wire.reading import json_for_all
 
 # A longer prompt fits no model's context.
 MAX_INPUT = 64 << 20
+SHORTER = "give a shorter file"
 # What the first bytes of an image are.
 _IMAGES = {b"\x89PNG\r\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
@@ -82,22 +83,22 @@ def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
     return prompt or ""
 
 
-def standard_input() -> str:
-    """What is piped into this program.
+def standard_input(most: int = MAX_INPUT, instead: str = SHORTER) -> str:
+    """What is piped into this program: at most so many bytes, which more are refused with what to do `instead`.
 
     Raises:
-        UsageError: it is not text.
+        UsageError: it is not text, or too long.
     """
-    return _text(sys.stdin.buffer.read(MAX_INPUT + 1), "standard input")
+    return _text(sys.stdin.buffer.read(most + 1), "standard input", most, instead)
 
 
-def text_of(path: Path) -> str:
-    """The content of a text file.
+def text_of(path: Path, most: int = MAX_INPUT, instead: str = SHORTER) -> str:
+    """The content of a text file: at most so many bytes, which more are refused with what to do `instead`.
 
     Raises:
-        UsageError: it cannot be read, or is not text.
+        UsageError: it cannot be read, is not text, or too long.
     """
-    return _text(_read(path), str(path))
+    return _text(_read(path, most), str(path), most, instead)
 
 
 def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, object]]:
@@ -181,11 +182,14 @@ def _schema_format(path: Path) -> dict[str, object]:
     from vllm_cluster.serving.api.answer import schema_format
 
     try:
-        schema = json.loads(text_of(path))
+        schema = json_for_all(text_of(path).encode())
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno}: --json-schema: not JSON: {error.msg}") from None
     except RecursionError:
         raise UsageError(f"{path}: --json-schema: nested too deeply", hint="--json-schema FILE") from None
+    except ValueError:
+        text = f"{path}: --json-schema: not JSON: a number larger than a double, or half a letter of UTF-16"
+        raise UsageError(text, hint="--json-schema FILE") from None
     if not isinstance(schema, dict):
         raise UsageError(
             f"{path}:1: --json-schema: a schema is an object, got {json.dumps(schema)[:40]}", hint="--json-schema FILE"
@@ -193,17 +197,19 @@ def _schema_format(path: Path) -> dict[str, object]:
     return schema_format(schema)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int = MAX_INPUT) -> bytes:
     try:
-        return read_given(expanded(path), MAX_INPUT + 1)
+        return read_given(expanded(path), most + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path}: cannot be read: {reason}", hint=command_line("stat", str(path))) from None
 
 
-def _text(raw: bytes, name: str) -> str:
-    if len(raw) > MAX_INPUT:
-        raise UsageError(f"{name}: longer than {MAX_INPUT >> 20} MB", hint="give a shorter file")
+def _text(raw: bytes, name: str, most: int = MAX_INPUT, instead: str = SHORTER) -> str:
+    if len(raw) > most:
+        raise UsageError(
+            f"{name}: longer than {f'{most >> 20} MB' if most >> 20 else f'{most // 1000} kB'}", hint=instead
+        )
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

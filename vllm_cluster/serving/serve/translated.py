@@ -17,6 +17,7 @@ from vllm_cluster.serving.api.question import standard_input, text_of
 from vllm_cluster.serving.consent import Confirm
 from vllm_cluster.serving.serve.base import Fit, fit_by
 from vllm_cluster.serving.translate.options import TranslatedWord, Translation
+from vllm_cluster.serving.translate.reading import INSTEAD, MAX_BYTES
 from vllm_cluster.serving.translate.render import show_translation, translation_event
 from vllm_cluster.serving.translate.text import is_recipe, translate
 from vllm_cluster.wire.order import Deployment
@@ -132,9 +133,9 @@ def _text(source: str) -> tuple[str, str]:
         UsageError: it is the name of a file that cannot be read.
     """
     if source == "-":
-        return standard_input(), "standard input"
+        return standard_input(MAX_BYTES, INSTEAD), "standard input"
     if _is_file(source):
-        return text_of(Path(source)), source
+        return text_of(Path(source), MAX_BYTES, INSTEAD), source
     if not any(blank in source for blank in " \t\n"):
         line = command_line("vcluster", "serve", Option("--from"), "vllm serve MODEL --max-model-len 8192")
         raise UsageError(f"{quote_word(source)}: no such file", hint=line)

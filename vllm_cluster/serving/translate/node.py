@@ -10,6 +10,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.problems import Loc, key_of
 from vllm_cluster.kernel.inventory.words import quote_value
+from vllm_cluster.serving.translate.reading import Reading
 from vllm_cluster.serving.translate.words import ShellWord
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\s")
@@ -21,21 +22,21 @@ class YamlNode:
     """A value of a document, where it is; None where the file has none."""
 
     document: Document
-    place: str
+    reading: Reading
     loc: Loc = ()
     value: object = None
 
     @classmethod
-    def of(cls, document: Document, place: str) -> YamlNode:
-        """Return the root of a document; `place` names its file in errors."""
-        return cls(document, place, (), document.data)
+    def of(cls, document: Document, reading: Reading) -> YamlNode:
+        """Return the root of a document."""
+        return cls(document, reading, (), document.data)
 
     def get(self, *keys: str) -> YamlNode:
         """Return what is below these keys; each but the last must hold a mapping, or nothing."""
         found = self
         for key in keys:
             value = found.mapping().get(key)
-            found = YamlNode(found.document, found.place, (*found.loc, key), value)
+            found = YamlNode(found.document, found.reading, (*found.loc, key), value)
         return found
 
     def mapping(self) -> dict[str, object]:
@@ -52,7 +53,7 @@ class YamlNode:
             return ""
         if not isinstance(self.value, str):
             raise self.error("must be text")
-        return self.value
+        return self._taken(self.value)
 
     def names(self) -> tuple[str, ...]:
         """Return the texts of a list."""
@@ -72,7 +73,7 @@ class YamlNode:
         if isinstance(self.value, bool):
             return str(self.value).lower()
         if isinstance(self.value, str | int | float):
-            return str(self.value)
+            return self._taken(str(self.value))
         raise self.error("must be text or a number")
 
     def number(self) -> int:
@@ -93,7 +94,12 @@ class YamlNode:
         kind = "nothing" if self.value is None else _KINDS.get(type(self.value), "")
         got = kind or f"text ({quote_value(self.value)})"
         key = f" {key_of(self.loc)}:" if self.loc else ""
-        return UsageError(f"{self.place}:{self.line}:{key} {what}, got {got}")
+        return UsageError(f"{self.reading.place}:{self.line}:{key} {what}, got {got}")
+
+    def _taken(self, text: str) -> str:
+        """A text, counted each time: an alias repeats one of any length."""
+        self.reading.spend("characters", len(text) + 1, self.line)
+        return text
 
     def _items(self) -> Iterator[YamlNode]:
         if self.value is None:
@@ -101,4 +107,4 @@ class YamlNode:
         if not isinstance(self.value, list):
             raise self.error("must be a list")
         for at, value in enumerate(self.value):
-            yield YamlNode(self.document, self.place, (*self.loc, at), value)
+            yield YamlNode(self.document, self.reading, (*self.loc, at), value)

@@ -11,6 +11,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.container import steered_by
 from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.translate.found import ServeWords
+from vllm_cluster.serving.translate.reading import Reading
 from vllm_cluster.serving.translate.words import ShellWord, shown
 
 MAX_DEGREE = 1 << 16
@@ -108,26 +109,36 @@ class Translation:
         return own == other
 
 
-def translated(found: ServeWords, place: str) -> Translation:
-    """What one command line asks for.
+def translated(found: Sequence[ServeWords], reading: Reading) -> Translation:
+    """The one request of several command lines: those of several hosts for the same model differ in what is dropped.
 
     Raises:
-        UsageError: it cannot be served here, or a word of it has no value; with the line and the one reason.
+        UsageError: there is none, or they ask for different models, layouts or flags; or one cannot be served here, or
+            a word of it has no value; with the line and the one reason.
     """
-    return _Reading(found, place).translation()
+    if not found:
+        text = f"{reading.place}: nothing in it serves a model"
+        raise UsageError(text, hint="give a line that begins with: vllm serve MODEL")
+    lines = [_CommandLine(one, reading) for one in found]
+    first, *others = (one.request() for one in lines)
+    if other := next((one for one in others if not first.same_as(one)), None):
+        text = f"{count(len(found), 'command')} serve: those of lines {first.line} and {other.line} ask for different"
+        raise UsageError(f"{reading.place}: {text} models or flags", hint="give one of them")
+    return lines[0].whole(first)
 
 
-class _Reading:
+class _CommandLine:
     """One pass over the words of a command line."""
 
-    def __init__(self, found: ServeWords, place: str) -> None:
-        self._found, self._place = found, place
+    def __init__(self, found: ServeWords, reading: Reading) -> None:
+        self._found, self._reading = found, reading
         self._words = list(found.words)
         self._rows: list[TranslatedWord] = []
         self._taken: dict[str, ShellWord] = {}
         self._flags: list[str] = []
 
-    def translation(self) -> Translation:
+    def request(self) -> Translation:
+        """Return what it asks for, by which several are compared: without its rows and variables."""
         words, model = self._split()
         self._read(words)
         model = self._taken.get("--model", model)
@@ -137,9 +148,6 @@ class _Reading:
         tp, pp, dp = (self._degree(option) for option in list(_TAKEN)[2:5])
         given = self._taken.get("--enable-expert-parallel")
         self._given_nothing(tp, pp)
-        variables = dict(self._variables())
-        if self._found.image:
-            self._row("dropped", self._found.image, "", "image and the container's options are keys of the inventory")
         name = self._taken.get("--served-model-name")
         return Translation(
             model.text,
@@ -149,10 +157,20 @@ class _Reading:
             dp,
             bool(given and given.text == "yes"),
             tuple(self._flags),
-            tuple(self._rows),
-            variables,
-            self._found.line,
+            (),
+            line=self._found.line,
         )
+
+    def whole(self, request: Translation) -> Translation:
+        """Return the request with its variables, and the row of each of its words."""
+        variables = dict(self._variables())
+        if self._found.image:
+            self._row("dropped", self._found.image, "", "image and the container's options are keys of the inventory")
+        self._reading.spend("rows", len(self._rows), self._found.line)
+        rows = (
+            replace(one, given=redact(printable(one.given)), here=redact(printable(one.here))) for one in self._rows
+        )
+        return replace(request, rows=tuple(rows), variables=variables)
 
     def _split(self) -> tuple[list[ShellWord], ShellWord | None]:
         """The words without the model, where it is none of an option; and the model."""
@@ -286,20 +304,23 @@ class _Reading:
             raise self._error(f"{what} has no value in this text", word.line, hint="write its value in its place")
 
     def _variables(self) -> Iterator[tuple[str, str]]:
-        for name, word in self._found.variables.items():
-            value = redact(f"{name}={shown(word)}")
+        found: dict[str, ShellWord] = {}
+        for layer in self._found.variables:
+            found |= layer
+        self._reading.spend("rows", len(found), self._found.line)
+        for name, word in found.items():
             if steered := steered_by(name):
                 self._row("variable", name, "", steered)
                 continue
-            self._row("variable", value, "", f"environment.{name} of the inventory, then vcluster up")
+            self._row("variable", f"{name}={shown(word)}", "", f"environment.{name} of the inventory, then vcluster up")
             if not word.missing:
                 yield name, word.text
 
     def _row(self, kind: Kind, given: str, here: str, why: str) -> None:
-        self._rows.append(TranslatedWord(kind, redact(printable(given)), redact(printable(here)), why))
+        self._rows.append(TranslatedWord(kind, given, here, why))
 
     def _error(self, what: str, line: int, hint: str = "") -> UsageError:
-        return UsageError(f"{self._place}:{line}: {redact(what)}", hint=hint or None)
+        return UsageError(f"{self._reading.place}:{line}: {redact(what)}", hint=hint or None)
 
 
 def _is_option(word: str) -> bool:
@@ -309,23 +330,3 @@ def _is_option(word: str) -> bool:
 
 def _no_value(word: str) -> bool:
     return word.startswith(_NO_VALUE)
-
-
-def only(found: Sequence[Translation], place: str) -> Translation:
-    """The one request of several command lines: those of several hosts for the same model differ in what is dropped.
-
-    Raises:
-        UsageError: there is none, or they ask for different models, layouts or flags.
-    """
-    if not found:
-        text = f"{place}: nothing in it serves a model"
-        raise UsageError(text, hint="give a line that begins with: vllm serve MODEL")
-    first = found[0]
-    other = next((one for one in found if not first.same_as(one)), None)
-    if other:
-        lines = f"{first.line} and {other.line}"
-        text = (
-            f"{place}: {count(len(found), 'command')} serve: those of lines {lines} ask for different models or flags"
-        )
-        raise UsageError(text, hint="give one of them")
-    return first

@@ -11,6 +11,7 @@ from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.serving.translate.found import ServeWords
 from vllm_cluster.serving.translate.node import YamlNode
 from vllm_cluster.serving.translate.options import TranslatedWord, Translation, translated
+from vllm_cluster.serving.translate.reading import Reading
 from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
 from vllm_cluster.serving.translate.text import recipe_document
 from vllm_cluster.serving.translate.words import ShellWord
@@ -35,7 +36,8 @@ def translate_recipe(
     Raises:
         UsageError: it cannot be read, has no such variant or strategy, or cannot be served here; with line and key.
     """
-    root = YamlNode.of(recipe_document(text, place), place)
+    reading = Reading.of(text, place)
+    root = YamlNode.of(recipe_document(text, reading), reading)
     if root.get("omni").value is not None:
         raise UsageError(
             f"{place}:{root.get('omni').line}: omni: vllm-omni serves this recipe, which is another program"
@@ -44,7 +46,7 @@ def translate_recipe(
     chosen = recipe.variant(variant)
     way = recipe.strategy(strategy)
     words = [ShellWord(recipe.model(chosen.key), recipe.line), *recipe.words(chosen.key, way.key)]
-    found = translated(ServeWords(tuple(words), recipe.line, dict(recipe.variables(chosen.key, way.key))), place)
+    found = translated([ServeWords(tuple(words), recipe.line, (dict(recipe.variables(chosen.key, way.key)),))], reading)
     rows = (chosen.row("variant"), way.row("strategy"), *recipe.rows())
     return replace(found, rows=(*rows, *found.rows))
 
@@ -84,7 +86,7 @@ class _Recipe:
         known = tuple(self._root.get("variants").mapping()) or ("default",)
         known = (*(one for one in known if one == "default"), *(one for one in known if one != "default"))
         if asked:
-            return _Choice(_one_of("variant", asked, known, self._root.place), known, "as asked for")
+            return _Choice(_one_of("variant", asked, known, self._root.reading.place), known, "as asked for")
         fitting = next((one for one in known if self._holds(one)), None)
         if fitting is None or fitting == known[0]:
             why = "the first one" if fitting else f"the first one, and these GPUs hold none: {self._needs(known[0])}"
@@ -103,13 +105,13 @@ class _Recipe:
             key = self._root.get("compatible_strategies")
             raise key.error(f"none of its strategies serves here ({', '.join(map(printable, named))})")
         if asked:
-            return _Choice(_one_of("strategy", asked, known, self._root.place), known, "as asked for")
+            return _Choice(_one_of("strategy", asked, known, self._root.reading.place), known, "as asked for")
         enough = tuple(one for one in known if self._floor(one) <= self._hosts.total)
         if not enough:
             least = min(map(self._floor, known))
             text = f"it wants {count(least, 'GPU')}, here are {self._hosts.total}"
             raise UsageError(
-                f"{self._root.place}:{self._root.get('strategy_min_gpus').line}: strategy_min_gpus: {text}"
+                f"{self._root.reading.place}:{self._root.get('strategy_min_gpus').line}: strategy_min_gpus: {text}"
             )
         return self._suits(known, enough)
 
@@ -211,7 +213,7 @@ class _Recipe:
                 continue
             if feature.get("modes").value is not None:
                 mode = self._mode(feature, name, variant)
-                feature = feature.get("modes", mode) if mode else YamlNode(feature.document, feature.place)
+                feature = feature.get("modes", mode) if mode else YamlNode(feature.document, feature.reading)
             own = self._hosts.closest(feature.get("hardware_overrides"), "default")
             replaced = own is not None and own.get("args").value is not None
             yield from (own if own and replaced else feature).get("args").words()

@@ -8,21 +8,15 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.serving.translate.words import ShellWord, WordPart, joined
+from vllm_cluster.serving.translate.reading import Reading
+from vllm_cluster.serving.translate.words import Layers, ShellWord, WordPart, joined
 
-# A script with more is none of one command.
-MAX_WORDS = 20_000
-MAX_COMMANDS = 5_000
-# What a text may become by its variables, in one word and in all: each doubling of a value is 24 characters of text,
-# and each word may hold the same long value a thousand times.
-MAX_WORD, MAX_FILLED = 100_000, 1_000_000
-# Each command has all of them.
-MAX_EXPORTED = 500
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _PARAMETER = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9@*#])(?P<all>\[[@*]\])?(?::?[-=](?P<otherwise>[^{}]*))?\Z")
 _HERE = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\1")
 _PLAIN = re.compile(r"[^\s;&|()<>\\'\"$`]+")
+_PLAIN_FILLED = re.compile(r"[^$]+")
 _PLAIN_QUOTED = re.compile(r'[^\\"$`\n]+')
 _CONTINUED = re.compile(r"\\[ \t]*(?:\n|\Z)")
 _DECLARES = frozenset({"export", "local", "readonly", "declare", "typeset"})
@@ -36,7 +30,7 @@ class ShellCommand:
     """A simple command: its words, the variables that are set for it, and its line."""
 
     words: tuple[ShellWord, ...]
-    variables: Mapping[str, ShellWord]
+    variables: Layers
     line: int
 
 
@@ -48,31 +42,29 @@ def without_fences(text: str) -> str:
     return re.sub(r"^[ \t]*(?:```|~~~).*$", "", text, flags=re.MULTILINE)
 
 
-def commands(text: str, place: str, line: int = 1) -> Iterator[ShellCommand]:
-    """The commands of a text in their order; `place` names the text in errors, `line` is where it begins.
+def commands(text: str, reading: Reading, line: int = 1) -> Iterator[ShellCommand]:
+    """The commands of a text in their order; `line` is where it begins.
 
     Raises:
         UsageError: a quote does not end, or it is too long for a script with one command.
     """
-    reader = _Reader(without_fences(text), place, line)
-    for number, command in enumerate(reader.commands()):
-        if number > MAX_COMMANDS:
-            raise reader.error(f"more than {MAX_COMMANDS} commands: give the one that serves")
+    for command in _Reader(without_fences(text), reading, line).commands():
+        reading.spend("commands", 1, command.line)
         yield command
 
 
-def words_of(text: str, place: str, line: int) -> list[ShellWord]:
+def words_of(text: str, reading: Reading, line: int) -> list[ShellWord]:
     """The words of a text that is one command.
 
     Raises:
         UsageError: as `commands`.
     """
-    return [word for command in commands(text, place, line) for word in command.words]
+    return [word for command in commands(text, reading, line) for word in command.words]
 
 
-def filled(text: str, line: int) -> ShellWord:
+def filled(text: str, reading: Reading, line: int) -> ShellWord:
     """A text in which compose would fill in variables: those with a default have it, the others have no value."""
-    reader = _Reader(text, "", line)
+    reader = _Reader(text, reading, line)
     parts = []
     while reader.more:
         dollar = reader.next == "$"
@@ -81,7 +73,7 @@ def filled(text: str, line: int) -> ShellWord:
             reader.at += 2
             parts.append(WordPart("$"))
         else:
-            parts += [reader.dollar(quoted=True)] if dollar else [WordPart(reader.take())]
+            parts += [reader.dollar(quoted=True)] if dollar else [reader.run(_PLAIN_FILLED)]
     return next(joined(parts, line), ShellWord("", line))
 
 
@@ -90,17 +82,20 @@ class _Reader:
     """One pass over a text."""
 
     text: str
-    place: str
+    reading: Reading
     line: int
     at: int = 0
     values: dict[str, tuple[ShellWord, ...] | None] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
+    # Those with their values, until one changes.
+    shared: dict[str, ShellWord] | None = None
     # Within a condition: of how many, and behind && or ||.
     depth: int = 0
     perhaps: bool = False
     here: list[str] = field(default_factory=list)
-    count: int = 0
-    filled: int = 0
+
+    def __post_init__(self) -> None:
+        self.reading.spend("characters", len(self.text) + 1, self.line)
 
     @property
     def more(self) -> bool:
@@ -117,7 +112,7 @@ class _Reader:
         return char
 
     def error(self, what: str, line: int = 0) -> UsageError:
-        return UsageError(f"{self.place}:{line or self.line}: {what}")
+        return UsageError(f"{self.reading.place}:{line or self.line}: {what}")
 
     def commands(self) -> Iterator[ShellCommand]:
         """The simple commands, each by itself."""
@@ -196,6 +191,7 @@ class _Reader:
         if not found[2]:
             return self.bounded(value)
         before = self.values.get(found[1]) or (ShellWord("", line, (f"${found[1]}",)),)
+        self.fill(*before)
         if self.text[found.end() : found.end() + 1] == "(":
             return self.bounded((*before, *value))
         longer = ShellWord(before[0].text + value[0].text, line, (*before[0].missing, *value[0].missing))
@@ -203,9 +199,7 @@ class _Reader:
 
     def bounded(self, made: tuple[ShellWord, ...]) -> tuple[ShellWord, ...]:
         """These words, where the text has not too many."""
-        self.count += len(made)
-        if self.count > MAX_WORDS or any(len(one.text) > MAX_WORD for one in made):
-            raise self.error("too long for one command that serves")
+        self.reading.spend("words", len(made), self.line)
         return made
 
     def array(self, begun: int) -> Iterator[ShellWord]:
@@ -233,18 +227,19 @@ class _Reader:
         name = before[0].text if before else ""
         if name in _DECLARES and made and (declared := _ASSIGNED.match(made[0].text)):
             value = replace(made[0], text=made[0].text[declared.end() :])
-            self.keep({declared[1]: (value,)})
             self.exported |= {declared[1]} if name == "export" else set()
+            self.keep({declared[1]: (value,)})
         elif name == "export" and made:
             self.exported.add(made[0].text)
-        if len(self.exported) > MAX_EXPORTED:
-            raise self.error(f"more than {MAX_EXPORTED} variables that are exported")
+            self.shared = None
         return made
 
     def keep(self, own: Mapping[str, tuple[ShellWord, ...]]) -> None:
         """Keep variables for the commands that follow; what a condition may leave out has no value."""
         unsure = self.depth or self.perhaps
         self.values.update(dict.fromkeys(own) if unsure else own)
+        if not self.exported.isdisjoint(own):
+            self.shared = None
 
     def ended(self, words: list[ShellWord], own: Mapping[str, tuple[ShellWord, ...]]) -> Iterator[ShellCommand]:
         """The command that these words are, without those that only lead to it."""
@@ -254,9 +249,15 @@ class _Reader:
         if not words:
             self.keep(own)
         elif words[0].text not in _DECLARES:
-            shared = {name: self.values.get(name) for name in sorted(self.exported)}
-            variables = {name: value[0] for name, value in {**shared, **own}.items() if value}
+            variables = (self.inherited(), {name: value[0] for name, value in own.items() if value})
             yield ShellCommand(tuple(words), variables, words[0].line)
+
+    def inherited(self) -> Mapping[str, ShellWord]:
+        """The variables that every command has from here on."""
+        if self.shared is None:
+            self.reading.spend("characters", len(self.exported), self.line)
+            self.shared = {name: value[0] for name in sorted(self.exported) if (value := self.values.get(name))}
+        return self.shared
 
     def parts(self) -> list[WordPart]:
         """The pieces of the word that begins here."""
@@ -340,10 +341,9 @@ class _Reader:
         name, otherwise = found["name"], found["otherwise"]
         known = self.values.get(name)
         if known is None and name not in self.values and otherwise is not None:
-            nested, parts = _Reader(otherwise, self.place, self.line, values=self.values, filled=self.filled), []
+            nested, parts = _Reader(otherwise, self.reading, self.line, values=self.values), []
             while nested.more:
                 parts += nested.parts() or [WordPart(nested.take())]
-            self.filled = nested.filled
             whole = [replace(part, split=False) for part in parts]
             default = next(joined(whole, self.line), ShellWord("", self.line))
             return WordPart(default.text, default.missing, split=not quoted)
@@ -361,9 +361,8 @@ class _Reader:
 
     def fill(self, *words: ShellWord) -> None:
         """Count the characters that a variable brings, before they are put together."""
-        self.filled += sum(len(word.text) + 1 + sum(map(len, word.missing)) for word in words)
-        if self.filled > MAX_FILLED:
-            raise self.error("too long for one command that serves")
+        size = sum(len(word.text) + 1 + sum(map(len, word.missing)) for word in words)
+        self.reading.spend("characters", size, self.line)
 
     def command(self) -> str:
         """The text of a command in a word, with the brackets within it."""
