@@ -7,6 +7,9 @@ import pytest
 from tests.support.bounds import within
 from tests.unit.inventory.texts import HOSTS, SMALLEST, TOP, read, refusal
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory import validate
+from vllm_cluster.kernel.inventory.problems import Loc
+from vllm_cluster.kernel.inventory.words import like, nearest
 
 # (what is added after the smallest inventory's nine lines, the whole answer)
 ADDED = [
@@ -359,3 +362,34 @@ def test_what_people_bring_from_elsewhere_is_answered() -> None:
     assert "passwords are not allowed: use a key" in password
     (version,) = refusal(SMALLEST.replace("version: 1\n", ""))
     assert "version: is missing: write `version: 1`" in version
+
+
+# fault: kernel/inventory/words.py: [digits.lstrip("0") for digits in → [int(digits) for digits in
+@pytest.mark.parametrize("word", ["gpu" + "1" * 5000, "1" * 40_000, "gpu-" * 10_000], ids=["host", "digits", "long"])
+def test_a_word_of_any_length_is_none_that_was_meant(word: str) -> None:
+    """Python makes no number of more than 4300 digits; that was an error of the program."""
+    assert nearest(word, ["gpu1", "gpu2", word[:-1]]) is None
+    assert not like(word, "gpu1") or word.startswith("gpu1")
+    with within(5):
+        for added in (f"head: {word}\n", f"? {word}\n: 1\n", f"accelerator: {word}\n"):
+            assert refusal(SMALLEST + added)
+
+
+# fault: kernel/inventory/validate.py: new[:MAX_PROBLEMS]: → new:
+# fault: kernel/inventory/validate.py: and len(self) < _MAX_COMPARED: → :
+def test_what_was_meant_is_looked_for_where_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand keys for each of 95 hosts, by an alias in 32 kB, took 20 s."""
+    compared: list[str] = []
+    looked = validate._unknown
+
+    def unknown(loc: Loc, known: validate._Meant) -> str:
+        compared.append("text")
+        return looked(loc, known)
+
+    monkeypatch.setattr(validate, "nearest", lambda word, known: compared.append(word))
+    monkeypatch.setattr(validate, "_unknown", unknown)
+    keys = ", ".join(f"clustr_{number}_adress: 1" for number in range(300))
+    hosts = "".join(f"  h{number}: *h\n" for number in range(40))
+    [*_, last] = refusal(TOP + f"hosts:\n  g1: &h {{{keys}}}\n{hosts}")
+    assert last.endswith(" more problems from here on")
+    assert len(compared) <= 120

@@ -277,15 +277,22 @@ def secret_value(kind: str, value: str) -> None:
     """Check the part of a reference after its kind, without quoting it."""
     if kind == "env" and not re.fullmatch(VARIABLE_PATTERN[1:-1], value):
         raise ValueError("after env: comes the name of a variable of your shell, like env:HF_TOKEN")
-    if not value or not value.isprintable():
-        raise ValueError(f"nothing readable after {kind}:")
     if kind == "cmd":
-        try:
-            words = shlex.split(value)
-        except ValueError:
-            raise ValueError("the command after cmd: has a quote that does not end") from None
-        if not words or not words[0]:
-            raise ValueError("empty command after cmd:")
+        command(value, kind)
+    elif not value or not value.isprintable():
+        raise ValueError(f"nothing readable after {kind}:")
+
+
+def command(text: str, kind: str) -> None:
+    """Check a command that follows `kind` and a colon, without quoting it."""
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"nothing readable after {kind}:")
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise ValueError(f"the command after {kind}: has a quote that does not end") from None
+    if not words or not words[0]:
+        raise ValueError(f"empty command after {kind}:")
 
 
 def mounted_folder(text: str) -> dict[str, object]:

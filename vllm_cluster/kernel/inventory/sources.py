@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.consistency import check
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import SecretRef
@@ -130,10 +131,15 @@ def command_hosts(words: str, base: Path) -> Source:
     """The hosts that a command prints as JSON.
 
     Raises:
-        InventoryError: it fails, or prints something else.
+        InventoryError: it cannot be run, fails, or prints something else.
     """
     try:
-        found = json.loads(_printed(words, base))
+        grammar.command(words, "command")
+    except ValueError as error:
+        raise InventoryError(str(error)) from None
+    printed = _printed(words, base)
+    try:
+        found = json.loads(printed)
     except (ValueError, RecursionError):
         raise InventoryError("the command must print JSON: an object of hosts, as hosts has them") from None
     if not isinstance(found, dict):

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import SECTIONS, Inventory, Section
-from vllm_cluster.kernel.inventory.problems import Loc, key_of
+from vllm_cluster.kernel.inventory.problems import MAX_PROBLEMS, Loc, key_of
 from vllm_cluster.kernel.inventory.words import nearest, quote_value
 
 # Keys that people bring from elsewhere, and the keys of this file for them.
@@ -36,6 +36,8 @@ _FOR_PLACE = {
     ("hosts",): "must be a mapping: each host's name, and its keys below it",
     ("hosts", "*"): "must be a mapping: the host's `address: …` and other keys below it",
 }
+# Words of a file that are compared with the keys that are known.
+_MAX_COMPARED = 5 * MAX_PROBLEMS
 # Of what has another shape than people write: lines to copy.
 _HOSTS = ("hosts:", "  gpu1: {address: 10.0.0.11}", "  gpu2: {address: 10.0.0.12}")
 _EXAMPLES = {
@@ -64,26 +66,37 @@ def validate(document: Document) -> Inventory | None:
         inventory = Inventory.model_validate(document.data)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        known |= _misspelt(details)
-        for detail in details:
-            loc = _loc(detail)
-            # What could not be read as YAML would only be blamed again as a value.
-            if loc not in known:
-                document.add_problem(loc, _text(detail, loc, document.data), example=_example(detail, loc))
+        # In the order in which they are shown: an alias repeats a thousand keys for each host, and of the later ones
+        # only the number is.
+        details.sort(key=lambda detail: document.line(_loc(detail)))
+        meant = _Meant()
+        # What could not be read as YAML would only be blamed again as a value.
+        known |= _misspelt(details, meant)
+        new = [(loc, detail) for detail in details if (loc := _loc(detail)) not in known]
+        for loc, detail in new[:MAX_PROBLEMS]:
+            document.add_problem(loc, _text(detail, loc, document.data, meant), example=_example(detail, loc))
+        for loc, detail in new[MAX_PROBLEMS:]:
+            document.add_problem(loc, detail["msg"])
         return None
     return None if document.problems else inventory
 
 
-def _misspelt(details: Iterable[ErrorDetails]) -> set[Loc]:
+class _Meant(dict[tuple[tuple[str, ...], str], str | None]):
+    """The known key that one of a file was probably meant to be, by its section; each is looked for once."""
+
+    def at(self, loc: Loc) -> str | None:
+        place, word = _pattern(loc)[:-1], str(loc[-1])
+        if (place, word) not in self and len(self) < _MAX_COMPARED:
+            section = SECTIONS.get(place)
+            self[place, word] = nearest(word, section.written_keys()) if section else None
+        return self.get((place, word))
+
+
+def _misspelt(details: Iterable[ErrorDetails], known: _Meant) -> set[Loc]:
     """Keys that are missing only because their name is misspelt, which is reported already."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
-    meant = {(*loc[:-1], _meant(loc) or "") for loc in unknown}
+    meant = {(*loc[:-1], known.at(loc) or "") for loc in unknown}
     return {detail["loc"] for detail in details if detail["type"] == "missing" and detail["loc"] in meant}
-
-
-def _meant(loc: Loc) -> str | None:
-    section = SECTIONS.get(_pattern(loc)[:-1])
-    return nearest(str(loc[-1]), section.written_keys()) if section else None
 
 
 def _loc(detail: ErrorDetails) -> Loc:
@@ -93,14 +106,14 @@ def _loc(detail: ErrorDetails) -> Loc:
     return loc[:-1] if of_key else loc
 
 
-def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:
+def _text(detail: ErrorDetails, loc: Loc, data: object, meant: _Meant) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "missing" and loc == ("version",):
         return "is missing: write `version: 1`"
     if kind == "missing":
         return f"is missing: {_description(loc)}"
     if kind == "extra_forbidden":
-        return _unknown(loc)
+        return _unknown(loc, meant)
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
@@ -143,7 +156,7 @@ def _choice(loc: Loc, expected: str, value: object) -> str:
     return f"must be {' or '.join(words)}, not {quote_value(value)}" + (f"; did you mean {meant}?" if meant else "")
 
 
-def _unknown(loc: Loc) -> str:
+def _unknown(loc: Loc, known: _Meant) -> str:
     pattern, word = _pattern(loc), str(loc[-1])
     if pattern in _INSTEAD:
         return _INSTEAD[pattern]
@@ -152,8 +165,7 @@ def _unknown(loc: Loc) -> str:
     section = SECTIONS.get(pattern[:-1])
     if section is None:
         return "unknown key"
-    meant = _meant(loc)
-    if meant:
+    if meant := known.at(loc):
         return f"unknown key, did you mean {meant}?"
     elsewhere = [place for place, other in SECTIONS.items() if word in other.written_keys()]
     if elsewhere:
@@ -196,7 +208,7 @@ def _hidden_keys(data: object) -> Iterator[tuple[Loc, str]]:
         here = _value(data, loc)
         for key, field in section.model_fields.items():
             if field.exclude and isinstance(here, Mapping) and key in here:
-                yield (*loc, key), _unknown((*loc, key))
+                yield (*loc, key), _unknown((*loc, key), _Meant())
 
 
 def _sections(data: object) -> Iterator[tuple[Loc, Section]]:

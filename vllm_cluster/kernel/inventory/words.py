@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from vllm_cluster.kernel.text import printable, redact_value
 
 _MAX_LENGTH = 60
+# No word that is known is half as long, and to compare two takes the product of their lengths.
+_MAX_COMPARED = 100
 
 
 def quote_value(value: object) -> str:
@@ -29,6 +31,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     One that differs in its numbers alone is another one: gpu3 is not a misspelt gpu2.
     """
+    if len(word) > _MAX_COMPARED:
+        return None
     given = word.lower().replace("-", "_")
     lowered = {candidate.lower().replace("-", "_"): candidate for candidate in known}
     lowered = {name: one for name, one in lowered.items() if name == given or not _differ_in_numbers(name, given)}
@@ -45,7 +49,8 @@ def like(word: str, host: str) -> bool:
 
 
 def _differ_in_numbers(word: str, other: str) -> bool:
-    numbers = [list(map(int, re.findall(r"[0-9]+", one))) for one in (word, other)]
+    # As text: Python makes no number of more than 4300 digits.
+    numbers = [[digits.lstrip("0") for digits in re.findall(r"[0-9]+", one)] for one in (word, other)]
     return re.sub("[0-9]+", "0", word) == re.sub("[0-9]+", "0", other) and numbers[0] != numbers[1]
 
 
