@@ -16,6 +16,9 @@ from vllm_cluster.kernel.private_keys import key_lines, looks_random
 
 T = TypeVar("T")
 
+# Of a number: those of C have 64 bits.
+MAX_DIGITS = 19
+
 REDACTED = "[redacted]"
 
 # A token begins after anything but a letter or digit, and also right after %3D of a URL or \n of JSON.
@@ -264,6 +267,14 @@ def holds_token(text: str) -> bool:
 def redact_value(text: str) -> str:
     """The same for a single value, where a secret may have been put by mistake: what looks random goes too."""
     return _WORD.sub(_redact_if_random, _GUESSES.sub(REDACTED, redact(text)))
+
+
+def number_of(text: str) -> int | None:
+    """A whole number from 0 that is written in digits alone; None for all else, and for one that C has no integer for.
+
+    Of text from elsewhere: Python's own refuses more than 4300 digits as an error of the program.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def count(number: int, noun: str) -> str:

@@ -115,6 +115,7 @@ def test_a_removed_option_names_what_to_use(
     assert line in shown
 
 
+# fault: serving/api/question.py: schema = json_for_all(text_of(path).encode()) → schema = json.loads(text_of(path))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -122,6 +123,8 @@ def test_a_removed_option_names_what_to_use(
         (b"[1]", "schema.json:1: --json-schema: a schema is an object, got [1]"),
         (b"\n\xff", "schema.json:2: neither UTF-8 text nor an image"),
         (b"[" * 100_000, "schema.json: --json-schema: nested too deeply"),
+        (b'{"maximum": ' + b"1" * 5000 + b"}", "schema.json: --json-schema: not JSON: a number larger than a double"),
+        (b'{"title": "\\ud800"}', "schema.json: --json-schema: not JSON: a number larger than a double, or half a"),
         (None, "schema.json: cannot be read: No such file or directory"),
     ],
 )

@@ -144,7 +144,7 @@ def _sections() -> list[str]:
     return [line[2:] for line in ANSWER.splitlines() if line.startswith("@@")]
 
 
-# fault: kernel/facts/values.py: isascii() and digits.isdigit() and len(digits) < 20 → isdigit()
+# fault: kernel/text.py: if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS → if text.isdecimal()
 @pytest.mark.parametrize(
     ("text", "value"),
     [

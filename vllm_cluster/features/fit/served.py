@@ -11,6 +11,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import open_node
 from vllm_cluster.kernel.plan.placement import summary
 from vllm_cluster.kernel.shell_line import last_value
+from vllm_cluster.kernel.text import number_of
 from vllm_cluster.serving.head import at_head
 from vllm_cluster.serving.others import order_in_force
 from vllm_cluster.wire.order import Deployment
@@ -35,8 +36,7 @@ def served_as(name: str, inventory: Inventory, emit: Emit, *, runtime: Runtime =
 
 def context_of(deployment: Deployment) -> int:
     """The context that its flags ask for; 0 where none does, or not as a number."""
-    given = last_value(deployment.flags, "--max-model-len") or ""
-    return int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else 0
+    return number_of(last_value(deployment.flags, "--max-model-len") or "") or 0
 
 
 def kv_cache_dtype_of(deployment: Deployment) -> str:

@@ -11,7 +11,7 @@ from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.scan import LogSource, scan_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.shell_line import last_value
-from vllm_cluster.kernel.text import count
+from vllm_cluster.kernel.text import count, number_of
 from vllm_cluster.serving.fit.fit import fit, gpu_memory_bytes
 from vllm_cluster.serving.fit.layouts import GpuPool, Layout, Workload
 from vllm_cluster.wire.order import Deployment
@@ -28,8 +28,7 @@ def ensure_fits(asked: Deployment, job: JobRequest, memory: str, emit: Emit) -> 
         VclusterError: the model cannot be read.
     """
     replica = laid_out(asked, job)
-    length = last_value(asked.flags, "--max-model-len") or ""
-    workload = Workload(int(length) if length.isascii() and length.isdecimal() else 0)
+    workload = Workload(number_of(last_value(asked.flags, "--max-model-len") or "") or 0)
     nodes, gpus = job.of_replica
     pool = GpuPool((gpus,) * nodes, gpu_memory_bytes(memory))
     found = fit(asked.model, workload, emit, pool, dp=asked.dp, experts=asked.expert_parallel)

@@ -206,16 +206,20 @@ def of_job(word: TranslatedWord) -> TranslatedWord:
 
 def _before_vllm(text: str, own: JobRequest, reading: Reading) -> Iterator[TranslatedWord]:
     """What a script does before vLLM, none of which is taken over."""
-    for found in _LOADS.finditer(text):
-        reading.spend("rows", 1, 1 + text.count("\n", 0, found.start()))
+    for found in _counted(_LOADS, text, reading):
         why = "do it before sbatch, or where the job's script marks it"
         yield TranslatedWord("dropped", cut(redact(printable(found[1].strip()))), "", why)
-    for found in _CONTAINS.finditer(text):
-        reading.spend("rows", 1, 1 + text.count("\n", 0, found.start()))
+    for found in _counted(_CONTAINS, text, reading):
         pyxis = found[1].startswith("-")
         why = f"--container {'pyxis --image IMAGE' if pyxis else 'apptainer --image FILE'} does this"
         why = why if own.container == "none" else "this call gives --container"
         yield TranslatedWord("dropped", cut(redact(printable(found[1]))), "", why)
+
+
+def _counted(what: re.Pattern[str], text: str, reading: Reading) -> Iterator[re.Match[str]]:
+    for found in what.finditer(text):
+        reading.spend("rows", 1, 1 + text.count("\n", 0, found.start()))
+        yield found
 
 
 def _options(text: str, reading: Reading) -> Iterator[tuple[str, str]]:

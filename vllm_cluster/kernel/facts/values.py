@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from vllm_cluster.kernel.text import number_of
+
 MAX_LINE = 1000
 # Of a section in JSON. `ip -d` prints 60 for an interface; each takes up to 200 bytes while it is read.
 MAX_VALUES = 60_000
@@ -13,8 +15,7 @@ MAX_VALUES = 60_000
 def number(text: object) -> int | None:
     """A non-negative integer, None for any other value (``N/A``, nothing, a word)."""
     words = str(text).split()
-    digits = words[0] if words else ""
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+    return number_of(words[0]) if words else None
 
 
 def split_fields(text: str, least: int) -> Iterator[list[str]]:

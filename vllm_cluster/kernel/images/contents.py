@@ -147,4 +147,4 @@ def judge_contents(
 
 
 def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", text)[:2])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gpu, GpuProcess, HostFacts
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.spec import CLUSTER, GpuRequest, Way, stored_spec
+from vllm_cluster.kernel.text import number_of
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Host
@@ -99,7 +100,7 @@ def _kind(one: Gpu, other: Gpu) -> str:
 
 def _links(kind: str) -> int:
     number = kind.removeprefix(NVLINK)
-    return int(number) if kind != number and number.isdecimal() else 0
+    return (number_of(number) or 0) if kind != number else 0
 
 
 KIND = "nvidia.com/gpu"
@@ -211,4 +212,4 @@ def survives_restart(docker: DockerFacts) -> bool:
 
 
 def _release(docker: DockerFacts) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", docker.version)[:2])
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", docker.version)[:2])

@@ -13,6 +13,7 @@ from vllm_cluster.kernel.shell_line import command_line, typed_words
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.text import number_of
 from vllm_cluster.serving.endpoint import open as tunnels
 
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
@@ -89,8 +90,8 @@ def _local_port(tunnel: str) -> int | None:
     """The port that --tunnel names; None for that of the API."""
     if tunnel in ("", OF_API):
         return None
-    if tunnel.isascii() and tunnel.isdecimal() and int(tunnel[:6]) <= MAX_PORT:
-        return int(tunnel)
+    if (port := number_of(tunnel)) is not None and port <= MAX_PORT:
+        return port
     raise UsageError(f"--tunnel must be a port, got {tunnel!r}", hint="vcluster endpoint --tunnel 8001")
 
 

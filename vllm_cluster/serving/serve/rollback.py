@@ -18,6 +18,7 @@ from vllm_cluster.kernel.plan.followed import fitted
 from vllm_cluster.kernel.plan.placement import Cluster, place_replicas, serve_command
 from vllm_cluster.kernel.plan.room import beside, ensure_one_address
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import number_of
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
 from vllm_cluster.serving.consent import Confirm, Consent
 from vllm_cluster.serving.look_up import look_up
@@ -47,8 +48,8 @@ def serve_previous(
         gpus, names = look_up(inventory, fleet, emit).plan.gpus, fleet.addresses
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         order, cluster = order_in_force(node), Cluster.of(inventory, gpus)
-        if name and name.isascii() and name.isdecimal() and name not in order.names:
-            model, wanted = _numbered(node, cluster, order, int(name))
+        if name and name not in order.names and (number := number_of(name)) is not None:
+            model, wanted = _numbered(node, cluster, order, number)
         else:
             model = the_model(order.names, name, "rollback")
             wanted = _before(node, cluster, order, model)

@@ -11,6 +11,7 @@ from vllm_cluster.kernel.terminal.completion import complete_host_list, complete
 from vllm_cluster.kernel.terminal.help import VLLM_FLAGS
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.text import number_of
 from vllm_cluster.wire.backends import BackendName
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ def _number(replicas: str) -> int:
 
     if replicas == "max":
         return MAX
-    if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= _MAX_NUMBER:
-        return int(replicas)
+    if 1 <= (number := number_of(replicas) or 0) <= _MAX_NUMBER:
+        return number
     raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {_MAX_NUMBER}, or max")
 
 

@@ -307,7 +307,6 @@ class _CommandLine:
         found: dict[str, ShellWord] = {}
         for layer in self._found.variables:
             found |= layer
-        self._reading.spend("rows", len(found), self._found.line)
         for name, word in found.items():
             if steered := steered_by(name):
                 self._row("variable", name, "", steered)

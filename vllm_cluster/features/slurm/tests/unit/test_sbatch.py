@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import within
 from tests.support.in_process import Finished, run
 from tests.support.paths import ROOT
+from vllm_cluster.features.slurm import action
 from vllm_cluster.features.slurm.render import job_fix
 from vllm_cluster.features.slurm.sbatch import JobRequest, merged
-from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
+from vllm_cluster.serving.fit.layouts import Workload
+from vllm_cluster.serving.serve.translated import RequestSource
+from vllm_cluster.wire.order import Deployment
 
 OLD = """#!/bin/bash
 #SBATCH --job-name=llama
@@ -234,3 +239,50 @@ def test_a_script_chooses_no_file_of_a_persons_for_the_output(name: str, value: 
     job, (row,) = merged(f"#SBATCH --{name}={value}\n", "old.sh", JobRequest())
     assert (dict(job.others), row.kind) == (({name: value}, "taken") if over else ({}, "dropped"))
     assert over or row.why == f"where you trust it: --sbatch {name}=VALUE"
+
+
+# fault: features/slurm/sbatch.py: if len(line[1]) > MAX_LINE: → if False:
+# fault: features/slurm/sbatch.py: reading.spend("rows", 1, 1 + → reading.spend("rows", 0, 1 +
+# fault: features/slurm/sbatch.py: reading.spend("rows", 1, number) → pass
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("#SBATCH " + "-p " * 80_000, "old.sh:1: longer than 4096 characters"),
+        ('#!/bin/sh\n#SBATCH --comment="' + "a" * 200_000, "old.sh:2: longer than 4096 characters"),
+        ("#SBATCH -p a -q b\n" * 14_000, "old.sh:1001: more than 2000 options, variables and lines of setup"),
+        ("module load x\n" * 18_000, "old.sh:2001: more than 2000 options, variables and lines of setup"),
+        ("srun --container-image=a\n" * 10_000, "old.sh:2001: more than 2000 options"),
+        ("module load x\n" * 20_000, "old.sh: longer than 256 kB"),
+    ],
+    ids=["words", "quote", "options", "modules", "images", "long"],
+)
+def test_a_script_of_any_length_is_refused_in_a_moment(text: str, error: str) -> None:
+    """A line of 250 kB was read in the square of its words, and each module load became a row."""
+    with within(5), pytest.raises(UsageError, match=re.escape(error)):
+        merged(text, "old.sh", JobRequest())
+
+
+# fault: serving/serve/translated.py: text_of(Path(source), MAX_BYTES, INSTEAD) → text_of(Path(source))
+# fault: serving/api/question.py: read_given(expanded(path), most + 1) → read_given(expanded(path), 1 << 26)
+def test_of_a_file_no_more_is_read_than_may_be_used(tmp_path: Path) -> None:
+    """It was 64 MiB, in which the lines of sbatch were looked for first."""
+    (tmp_path / "old.sh").write_text("#SBATCH -p a\n" * 1_000_000)
+    with within(5, megabytes=2), pytest.raises(UsageError, match="longer than 256 kB") as refused:
+        _ = RequestSource(str(tmp_path / "old.sh")).text
+    assert refused.value.hint == "give only the command that serves"
+
+
+# fault: kernel/text.py: and len(text) <= MAX_DIGITS else → else
+@pytest.mark.parametrize("length", ["9" * 5000, "\u0661"])
+def test_a_length_that_is_none_is_not_counted(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Deployment("m", "org/m", ("--max-model-len", length), 1, 1)
+    taken: list[Workload] = []
+
+    def fit(_model: str, workload: Workload, *_: object, **_more: object) -> None:
+        taken.append(workload)
+        raise PreflightFailed("asked")
+
+    monkeypatch.setattr(action, "fit", fit)
+    with pytest.raises(PreflightFailed, match="asked"):
+        action.ensure_fits(asked, JobRequest(1, "1", "1:00:00"), "80GB", lambda _: None)
+    assert taken == [Workload(0)]
