@@ -1,4 +1,4 @@
-"""What reading a text takes grows with its length: whatever nests, repeats or is an alias of something long."""
+"""What reading a text takes grows with its length: with texts within it, repeats, and aliases of a long one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.text import count, printable, redact
+from vllm_cluster.kernel.text import count, number_of, printable, redact
 from vllm_cluster.serving.translate.options import TranslatedWord
 from vllm_cluster.serving.translate.reading import Reading
 from vllm_cluster.serving.translate.words import cut
@@ -62,7 +62,7 @@ _OVER = frozenset({
 
 # The files to which a job's output is added: none that a shell reads, or that a person has written.
 _OUTPUTS = ("output", "error")
-_LOG = re.compile(r"(?!(?:.*/)?\.)(?:.*%[0-9]*[jJA].*|.*\.(?:out|err|log)|/dev/null)")
+_LOG = re.compile(r"(?!(?:.*/)?\.)(?:.*%[0-9]{0,9}[jJA].*|.*\.(?:out|err|log)|/dev/null)")
 
 # Why a job has no use for an option of vLLM or a variable: it has no inventory, and finds its ports and devices.
 _FREE_PORT = "the job finds a free port"
@@ -113,7 +113,7 @@ class JobRequest:
         if given and not re.fullmatch("[1-9][0-9]{0,3}", given):
             text = f"--sbatch cpus-per-task must be a number, got {given!r}"
             raise UsageError(text, hint="--sbatch cpus-per-task=16")
-        return int(given or 0)
+        return number_of(given) or 0
 
     @property
     def time_limit(self) -> str:

@@ -48,8 +48,8 @@ def serve_previous(
         gpus, names = look_up(inventory, fleet, emit).plan.gpus, fleet.addresses
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         order, cluster = order_in_force(node), Cluster.of(inventory, gpus)
-        if name and name not in order.names and (number := number_of(name)) is not None:
-            model, wanted = _numbered(node, cluster, order, number)
+        if name and name not in order.names and (given := number_of(name)) is not None:
+            model, wanted = _numbered(node, cluster, order, given)
         else:
             model = the_model(order.names, name, "rollback")
             wanted = _before(node, cluster, order, model)

@@ -105,7 +105,7 @@ srun --container-image=vllm/vllm-openai:v0.32.0 ray symmetric-run --address $HEA
 
 
 # fault: features/slurm/verb.py: , reasoned=of_job →
-# fault: features/slurm/sbatch.py: rows += _before_vllm(text, own) → pass
+# fault: features/slurm/sbatch.py: rows += _before_vllm(text, own, reading) → pass
 def test_the_reasons_are_those_of_a_job(tmp_path: Path) -> None:
     """It has no inventory, and none of what a script does before vLLM is left out without a row."""
     shown = taken(tmp_path, BEFORE).stderr
