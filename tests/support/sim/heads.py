@@ -83,8 +83,8 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
         return [words.model_copy(update={"head": "gpu1", "keep": "gpu1"}), words]
     if "if gpu1 is the head:\nvcluster up --keep gpu1" in refused:
         return [words.model_copy(update={"keep": "gpu1"})]
-    if f"if none of them is, for a new API key on {head}:\nvcluster up --keep {head}" in refused:
-        return [words.model_copy(update={"keep": head})]
+    if f"if none of them is, for a new API key on {head}:\nvcluster up --keep none" in refused:
+        return [words.model_copy(update={"keep": ""})]
     if not gone and "add its head to hosts: and set head: to it, run vcluster up, and then change" in refused:
         every = [inventory(*numbers, id=words.id) for numbers in ((1, 2, 3), (3, 2, 1))]
         return [*every, words]

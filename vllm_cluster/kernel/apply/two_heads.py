@@ -47,7 +47,7 @@ def require_one_head(inventory: Inventory, facts: Mapping[str, HostFacts], fleet
     Raises:
         PreflightFailed: with the steps for each.
     """
-    claims = [] if inventory.keep else find_claims(inventory, facts)
+    claims = [] if inventory.keep is not None else find_claims(inventory, facts)
     if len(claims) < 2:
         return
     own = next((one for one in claims if one.host == inventory.head_name), None)

@@ -17,6 +17,7 @@ from vllm_cluster.kernel.text import and_more
 
 _KNOWN = (
     "this machine does not know it as that",
+    "a move there began on this machine",
     "this machine knows that it was that before",
     "this machine knows it as that",
     "this machine made it that",
@@ -30,16 +31,17 @@ def undecided_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     would go with its node. Where the inventory's head has a key too, what both hold is compared under the lease.
     """
     head = inventory.head_name
-    if head not in facts or inventory.keep == head:
+    if head not in facts:
         return
     claims = find_claims(inventory, facts)
+    own = any(one.host == head for one in claims)
     if inventory.keep and inventory.keep not in (one.host for one in claims):
-        yield Finding("other-head", inventory.keep, "it has nothing that a head has", command_line("vcluster", "plan"))
+        fix = f"without --keep:\n{command_line('vcluster', 'up')}"
+        yield Finding("other-head", inventory.keep, "it has nothing that a head has", fix)
         return
-    if inventory.keep:
-        certain = _moves(inventory, claims, inventory.keep)
+    if inventory.keep is not None:
+        certain = inventory.keep == head or (_moves(inventory, claims, inventory.keep) if inventory.keep else not own)
     else:
-        own = any(one.host == head for one in claims)
         certain = sum(one.runs for one in claims) < 2 and (own or all(one.trusted and one.runs for one in claims))
     if not certain:
         yield which_head(inventory, facts, claims, {})
@@ -57,21 +59,30 @@ def which_head(
     looks = [] if found or _is_clear(claims) else [_look(inventory, one) for one in claims if one.runs]
     steps = [_steps(inventory, claims, one.host, f"if {one.host} is the head:") for one in claims]
     if head not in (one.host for one in claims):
-        steps.append(_steps(inventory, claims, head, f"if none of them is, for a new API key on {head}:"))
+        none = command_line("vcluster", "up", Option("--keep"), "none")
+        steps.append(f"if none of them is, for a new API key on {head}:\n{none}")
     text = f"it is not certain which host is the head: {'; '.join(texts)}"
+    if len(claims) == 1 and claims[0].trusted:
+        text, steps = (
+            f"{claims[0].host} was the head, and its node is gone: it is made again before the head moves",
+            steps[:1],
+        )
     return Finding("other-head", head, text, "\n".join([*looks, *steps]))
 
 
 def _text(inventory: Inventory, facts: Mapping[str, HostFacts], claim: Claim, found: str) -> str:
     texts = ["its node is the head" if claim.runs else "its volumes have the API key", _KNOWN[claim.known], found]
-    if denied := who_denies(inventory, claim.host, facts) if claim.known > 1 else []:
+    if claim.named_by:
+        texts.append(f"named as that by the node on {and_more(claim.named_by)}")
+    if denied := who_denies(inventory, claim.host, facts) if facts[claim.host].was_head_of else []:
         texts.append(f"the node on {and_more(denied)} names another head")
     return ", ".join(filter(None, texts))
 
 
 def _is_clear(claims: Sequence[Claim]) -> bool:
-    """Whether this machine remembers one of them more surely than the others."""
-    return len(claims) < 2 or claims[0].known > claims[1].known
+    """Whether this machine remembers one of them more surely than the others, or more nodes name it."""
+    first, *others = [(one.known, len(one.named_by)) for one in claims]
+    return not others or first > others[0]
 
 
 def _look(inventory: Inventory, claim: Claim) -> str:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class Led:
     """A head: its address, the id of its cluster, and whether it still leads that: volumes name also an earlier one.
 
-    It is `made` where this machine created the cluster or moved the head there, or has the id from a person; else it
-    was found so.
+    It is `made` where this machine created the cluster or moved the head there, or has it from a person; else it was
+    found so. While it is not `done`, it is where a move from here began to lead, and nothing may be there yet.
     """
 
     address: str
     id: str
     leads: bool = True
     made: bool = False
+    done: bool = True
 
 
 @dataclass(frozen=True)

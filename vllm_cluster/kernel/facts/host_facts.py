@@ -202,16 +202,22 @@ class HostFacts:
     known_heads: KnownHeads = field(default_factory=KnownHeads)
 
     @property
+    def may_lead(self) -> str:
+        """The id of the cluster whose head is there, or where a move from here began to lead; empty where none is."""
+        here = self.known_heads.here
+        return here.id if here and here.leads else ""
+
+    @property
     def was_head_of(self) -> str:
         """The id of the cluster whose head this machine knows there; empty where it knows none."""
         here = self.known_heads.here
-        return here.id if here and here.leads else ""
+        return here.id if here and here.leads and here.done else ""
 
     @property
     def made_here(self) -> bool:
         """Whether this machine made that head."""
         here = self.known_heads.here
-        return bool(here and here.leads and here.made)
+        return bool(self.was_head_of and here and here.made)
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,7 +30,7 @@ class _Named:
 class _Heads:
     """Rows of host, user, port and jump, and of what a `Led` has."""
 
-    rows: tuple[tuple[Name, Name | None, Port | None, Name | None, Address, Name, bool, bool], ...]
+    rows: tuple[tuple[Name, Name | None, Port | None, Name | None, Address, Name, bool, bool, bool], ...]
 
 
 _Rows = TypeVar("_Rows", _Named, _Heads)
@@ -76,7 +76,7 @@ class Visited:
 
     def _keep(self, cluster: str, heads: Mapping[Way, Led]) -> None:
         if heads != self.heads(cluster):
-            _write("heads", cluster, ((*way, led.address, led.id, led.leads, led.made) for way, led in heads.items()))
+            _write("heads", cluster, ((*way, *astuple(led)) for way, led in heads.items()))
 
 
 def _read(kind: str, cluster: str, rows: type[_Rows]) -> _Rows:

@@ -291,7 +291,8 @@ class Inventory(_Section):
     path: SkipJsonSchema[Path | None] = Field(None, exclude=True)  # the file it came from
     lines: SkipJsonSchema[dict[str, int]] = Field({}, exclude=True)  # of the keys that refer to a secret
     lent_until: SkipJsonSchema[float | None] = Field(None, exclude=True)  # seconds since 1970, of hosts_from
-    keep: SkipJsonSchema[str | None] = Field(None, exclude=True)  # the host that is the head now, by a person's word
+    # The host that is the head now, by a person's word; empty where none is.
+    keep: SkipJsonSchema[str | None] = Field(None, exclude=True)
 
     @model_validator(mode="before")
     @classmethod

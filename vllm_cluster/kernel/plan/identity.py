@@ -140,11 +140,14 @@ def authority(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Authority
         addresses |= {inventory.hosts[name].address for name in before}
         addresses |= {led.address for led in _known_heads(facts).every if led.id == identity}
         moved = [name for name in before if not who_denies(inventory, name, facts)]
+        moved += [
+            name for name, seen in facts.items() if seen.may_lead == identity and _follows(inventory, name, facts)
+        ]
     # A person's word takes the place of all of that.
-    every = (inventory.keep,) if inventory.keep else (head, *moved)
+    every = (head, *moved) if inventory.keep is None else (inventory.keep or head,)
     heads = tuple(name for name in every if name in facts)
     hosts = frozenset(host.address for host in inventory.hosts.values())
-    named = None if inventory.id or inventory.keep else frozenset(addresses)
+    named = None if inventory.id or inventory.keep is not None else frozenset(addresses)
     return Authority(inventory.cluster, identity, heads, named, hosts)
 
 
@@ -157,9 +160,18 @@ def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts])
     head = facts.get(inventory.head_name)
     if head is None or inventory.id:
         return True
-    if head.was_head_of:
-        return head.was_head_of == identity
+    if head.may_lead:
+        return head.may_lead == identity
     return not is_head(inventory.cluster, head) and any(seen.was_head_of == identity for seen in facts.values())
+
+
+def _follows(inventory: Inventory, name: str, facts: Mapping[str, HostFacts]) -> bool:
+    """Whether the inventory's head has become a worker of this host: the move that began is over there."""
+    own = facts.get(inventory.head_name)
+    node = (
+        node_of(inventory.cluster, own) if own and name != inventory.head_name and not facts[name].was_head_of else None
+    )
+    return node is not None and node.labels.get(HEAD_ADDRESS) == inventory.hosts[name].address
 
 
 def who_denies(inventory: Inventory, name: str, facts: Mapping[str, HostFacts]) -> list[str]:
@@ -203,8 +215,8 @@ def _known_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | Non
         own = _ids(labels for labels in _left(inventory, head) if labels.get(HEAD_ADDRESS) in addresses)
         if len(own) == 1:
             return own.pop()
-        if head.was_head_of:
-            return head.was_head_of
+        if head.may_lead:
+            return head.may_lead
     else:
         known = _known_heads(facts).head
         return known.id if known and known.leads else None

@@ -23,6 +23,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.claims import find_claims
 from vllm_cluster.kernel.plan.diff import grace_of, graces_of, remove_member
 from vllm_cluster.kernel.plan.identity import (
     authority,
@@ -185,7 +186,10 @@ class Removal:
             pulls, failed = self._pulls(containers)
             if not {**lost, **failed}:
                 outside = {host: to for host, to in self.fleet.outside.items() if host in self.facts}
-                return replace(stops, pulls=pulls, outside=outside)
+                inside = {host: seen for host, seen in self.facts.items() if host in self.inventory.hosts}
+                claims = find_claims(self.inventory, inside)
+                others = tuple(one.host for one in claims if one.host not in self._mine.heads)
+                return replace(stops, pulls=pulls, outside=outside, given_up=others)
             lost = {**lost, **failed}
             self._lose(lost)
         return None

@@ -150,8 +150,8 @@ def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) ->
 def _stops(inventory: Inventory, seen: Assessment, fleet: Fleet) -> Stops:
     """The running nodes that the plan removes or restarts, and the model on them."""
     stops = stopped_by(seen.plan, seen.facts, fleet, authority(inventory, seen.facts).heads)
-    others = find_claims(inventory, seen.facts) if inventory.keep else ()
-    given_up = tuple(one.host for one in others if one.host not in (inventory.head_name, inventory.keep))
+    others = find_claims(inventory, seen.facts) if inventory.keep is not None else ()
+    given_up = tuple(one.host for one in others if one.host != inventory.keep)
     stops = replace(stops, given_up=given_up)
     stops = replace(stops, new_key=stops.anything and _makes_new_key(inventory, seen))
     return replace(stops, absent=absent_models(inventory, seen.facts, fleet)) if stops.again else stops
@@ -188,15 +188,20 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
 def _remember_head(inventory: Inventory, fleet: Fleet, seen: Assessment, *, done: bool = False) -> None:
     """Keep on this machine where the cluster's head is; once all is `done`, that it is there alone.
 
-    It is `made` here where its cluster is new, where the head moved from one that was, or where a person gives the id.
+    It is `made` here where its cluster is new, where the head moved from one that was, or where a person gives the id
+    or names the head. A host to which it moves is one that leads only once all is done: until then it may have nothing.
     """
     visited, way = fleet.runtime.visited, way_to(inventory, inventory.hosts[inventory.head_name])
     before, identity = visited.heads(inventory.cluster).get(way), seen.plan.id
-    mine = authority(inventory, seen.facts)
-    sources = [seen.facts[name] for name in mine.heads if name != inventory.head_name]
+    mine, named = authority(inventory, seen.facts), inventory.id or inventory.keep is not None
+    sources = [name for name in mine.heads if name != inventory.head_name]
     same = before if before and before.id == identity else None
-    made = bool(mine.id is None or inventory.id or any(one.made_here for one in sources) or (same and same.made))
-    now = Led(seen.plan.head_address, identity, made=made)
+    moved = any(seen.facts[name].made_here for name in sources)
+    made = bool(mine.id is None or named or moved or (same and same.made))
+    now = Led(seen.plan.head_address, identity, made=made, done=done or not sources)
+    if inventory.keep in sources:
+        source = inventory.hosts[inventory.keep]
+        visited.lead(inventory.cluster, way_to(inventory, source), Led(source.address, identity, made=True))
     if done:
         visited.lead(inventory.cluster, way, now, ways_of(inventory))
     elif not (same and same.leads):

@@ -22,7 +22,7 @@ Keep = Annotated[
     typer.Option(
         "--keep",
         metavar="HOST",
-        help="Where several hosts have what a head has: HOST is the head; what the others have of one is given up.",
+        help="Where several hosts have what a head has: HOST is the head, or `none`; what others have goes.",
         autocompletion=complete_hosts,
     ),
 ]
@@ -90,13 +90,15 @@ def up(
 
 
 def _decided(inventory: Inventory, host: str | None) -> Inventory:
-    """The inventory, with the host that is the head by a person's word.
+    """The inventory, with the host that is the head by a person's word; none is with `none`.
 
     Raises:
         UsageError: the inventory has no such host.
     """
     from vllm_cluster.kernel.assess import require_name
 
+    if host == "none" and host not in inventory.hosts:
+        host = ""
     require_name(inventory, [host] if host else [])
     return inventory.model_copy(update={"keep": host})
 
