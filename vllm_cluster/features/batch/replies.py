@@ -22,6 +22,8 @@ T = TypeVar("T")
 class BegunAgain(HostError):
     """What is there now is of another call, which has begun the batch again since it was looked at."""
 
+    code = "batch-begun-again"
+
 
 @dataclass(frozen=True)
 class JobState:

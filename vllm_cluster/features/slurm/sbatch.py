@@ -234,7 +234,7 @@ def _options(text: str, reading: Reading) -> Iterator[tuple[str, str]]:
         try:
             words = deque(shlex.split(line[1], comments=True))
         except ValueError:
-            raise UsageError(f"{place}: a quote does not end") from None
+            raise UsageError(f"{place}: a quote does not end", hint="end the quote in that line") from None
         while words:
             reading.spend("rows", 1, number)
             word = words.popleft()
@@ -242,7 +242,9 @@ def _options(text: str, reading: Reading) -> Iterator[tuple[str, str]]:
             if not word.startswith("--"):
                 name, equals, value = _SHORT.get(word[1:2], ""), word[2:], word[2:].removeprefix("=")
             if not _NAME.fullmatch(name) or not word.startswith("-"):
-                raise UsageError(f"{place}: sbatch has no option {printable(word)!r}")
+                raise UsageError(
+                    f"{place}: sbatch has no option {printable(word)!r}", hint="leave the word out, or quote it"
+                )
             if not equals and name not in _BARE and words and not words[0].startswith("-"):
                 value = words.popleft()
             yield name, value
