@@ -5,6 +5,7 @@ Labels show no rotation, and memory cannot know that another laptop has moved th
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from functools import partial
@@ -161,6 +162,21 @@ def test_a_new_machine_with_the_address_of_the_head_takes_over_what_it_left(know
 
 
 # fault: kernel/checks/heads.py: certain = sum(one.runs for one in claims) < 2 and → certain = True or
+@pytest.mark.promise("P33")
+def test_of_two_nodes_that_are_the_head_none_goes_without_a_question() -> None:
+    """Key and order are those of both; history and batches are not."""
+    with lab.cluster(3, lab.do_up, lab.do_serve) as world:
+        former = world.machines["gpu3"]
+        lab.succeed(world, MOVED, lab.do_up)
+        old = {name: copy.deepcopy(getattr(former, name)) for name in ("boxes", "volumes")}
+        lab.succeed(world, THERE, lab.do_up)
+        for name, what in old.items():
+            setattr(former, name, what)
+        before, refused = contents(world), lab.run(world, MOVED, lab.do_up)
+        assert (lab.code(refused), contents(world)) == (3, before), refused.story()
+        assert follow_first(MOVED, report(refused))[0].keep == "gpu1"
+
+
 @pytest.mark.promise("P33", "P47")
 @pytest.mark.parametrize("numbers", [(1, 3), (1, 2, 3)], ids=["two hosts", "three hosts"])
 @pytest.mark.parametrize("before", [False, True], ids=["added as the head", "added first"])

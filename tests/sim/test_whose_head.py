@@ -106,7 +106,7 @@ def claim_id(world: World, name: str) -> None:
 
 
 # fault: kernel/plan/identity.py: (self.addresses is None or head in self.addresses) → True
-# fault: kernel/plan/identity.py: return head.was_head_of == identity → return True
+# fault: kernel/plan/identity.py: return here.id == identity → return True
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 @pytest.mark.parametrize("known", [True, False], ids=["laptop of both", "laptop of none"])
@@ -183,7 +183,7 @@ def test_a_host_outside_of_the_inventory_is_named_in_the_question(verb: Callable
         assert outcome.script.changing == []
 
 
-# fault: kernel/facts/host_facts.py: return here.id if here and here.leads else "" → return ""
+# fault: kernel/facts/host_facts.py: return here.id if here and here.leads and here.done else "" → return ""
 @pytest.mark.promise("P33")
 def test_a_laptop_that_has_not_made_the_head_moves_it_in_two_steps() -> None:
     """The colleague sees what to do, and the key and what is served are kept."""

@@ -160,8 +160,8 @@ def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts])
     head = facts.get(inventory.head_name)
     if head is None or inventory.id:
         return True
-    if head.may_lead:
-        return head.may_lead == identity
+    if here := head.known_heads.here:
+        return here.id == identity
     return not is_head(inventory.cluster, head) and any(seen.was_head_of == identity for seen in facts.values())
 
 
