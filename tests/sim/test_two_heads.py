@@ -324,7 +324,7 @@ def test_a_move_from_a_host_that_a_person_named_is_continued_without_that_word(s
         assert (keys_of(head), b"org/model" in files(head)["wanted.json"]) == (keys, True)
 
 
-# fault: serving/cluster/up.py: made=made, done=done or not sources) → made=made)
+# fault: serving/cluster/up.py: made=made, done=done or there) → made=made)
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("pinned", [False, True], ids=["", "id"])
 @pytest.mark.parametrize("wiped", [False, True], ids=["the head is there", "another machine in its place"])

@@ -90,7 +90,7 @@ def test_no_worker_chooses_the_key_of_a_cluster_that_is_new() -> None:
         world.heads = known
         refused = lab.run(world, MINE, lab.do_up)
         assert (code(refused), refused.script.changing) == (3, []), refused.story()
-        assert "if none of them is, for a new API key on gpu1:\nvcluster up --keep none" in report(refused)
+        assert "if none of them is, and the head is gone for good:\nvcluster up --new-key" in report(refused)
         lab.succeed(world, MINE.model_copy(update={"keep": ""}), lab.do_up)
         assert len(api_keys(world.machines["gpu1"]) - {b"sk-chosen"}) == 1
 

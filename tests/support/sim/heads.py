@@ -83,11 +83,11 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
         return [words.model_copy(update={"head": "gpu1", "keep": "gpu1"}), words]
     if "if gpu1 is the head:\nvcluster up --keep gpu1" in refused:
         return [words.model_copy(update={"keep": "gpu1"})]
-    if f"if none of them is, for a new API key on {head}:\nvcluster up --keep none" in refused:
-        return [words.model_copy(update={"keep": ""})]
     if not gone and "add its head to hosts: and set head: to it, run vcluster up, and then change" in refused:
         every = [inventory(*numbers, id=words.id) for numbers in ((1, 2, 3), (3, 2, 1))]
         return [*every, words]
+    if "if none of them is, and the head is gone for good:\nvcluster up --new-key" in refused:
+        return [words.model_copy(update={"keep": ""})]
     if f"set id: {true_id}" in refused and words.id is None:
         return [words.model_copy(update={"id": true_id})]
     raise AssertionError(f"no step for this person in:\n{refused}")

@@ -17,11 +17,13 @@ from vllm_cluster.kernel.text import and_more
 
 _KNOWN = (
     "this machine does not know it as that",
-    "a move there began on this machine",
     "this machine knows that it was that before",
     "this machine knows it as that",
     "this machine made it that",
 )
+
+
+_BEGAN = "this machine only began to make it that"
 
 
 def undecided_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -59,8 +61,8 @@ def which_head(
     looks = [] if found or _is_clear(claims) else [_look(inventory, one) for one in claims if one.runs]
     steps = [_steps(inventory, claims, one.host, f"if {one.host} is the head:") for one in claims]
     if head not in (one.host for one in claims):
-        none = command_line("vcluster", "up", Option("--keep"), "none")
-        steps.append(f"if none of them is, for a new API key on {head}:\n{none}")
+        none = command_line("vcluster", "up", Option("--new-key"))
+        steps.append(f"if none of them is, and the head is gone for good:\n{none}")
     text = f"it is not certain which host is the head: {'; '.join(texts)}"
     if len(claims) == 1 and claims[0].trusted:
         text, steps = (
@@ -71,18 +73,22 @@ def which_head(
 
 
 def _text(inventory: Inventory, facts: Mapping[str, HostFacts], claim: Claim, found: str) -> str:
-    texts = ["its node is the head" if claim.runs else "its volumes have the API key", _KNOWN[claim.known], found]
+    texts = [
+        "its node is the head" if claim.runs else "its volumes have the API key",
+        _BEGAN if claim.began else _KNOWN[claim.known],
+    ]
+    texts += [found] if found else []
     if claim.named_by:
         texts.append(f"named as that by the node on {and_more(claim.named_by)}")
     if denied := who_denies(inventory, claim.host, facts) if facts[claim.host].was_head_of else []:
         texts.append(f"the node on {and_more(denied)} names another head")
-    return ", ".join(filter(None, texts))
+    return ", ".join(texts)
 
 
 def _is_clear(claims: Sequence[Claim]) -> bool:
-    """Whether this machine remembers one of them more surely than the others, or more nodes name it."""
-    first, *others = [(one.known, len(one.named_by)) for one in claims]
-    return not others or first > others[0]
+    """Whether this machine remembers the first more surely than the others, and no other node is against it."""
+    first, *others = [(bool(one.named_by), one.known) for one in claims]
+    return not others or (first > others[0] and first[1] >= max(known for _, known in others))
 
 
 def _look(inventory: Inventory, claim: Claim) -> str:

@@ -198,7 +198,9 @@ def _remember_head(inventory: Inventory, fleet: Fleet, seen: Assessment, *, done
     same = before if before and before.id == identity else None
     moved = any(seen.facts[name].made_here for name in sources)
     made = bool(mine.id is None or named or moved or (same and same.made))
-    now = Led(seen.plan.head_address, identity, made=made, done=done or not sources)
+    # Where nothing of a head is there yet, another run may find what another one left.
+    there = not sources and inventory.head_name in (one.host for one in find_claims(inventory, seen.facts))
+    now = Led(seen.plan.head_address, identity, made=made, done=done or there)
     if inventory.keep in sources:
         source = inventory.hosts[inventory.keep]
         visited.lead(inventory.cluster, way_to(inventory, source), Led(source.address, identity, made=True))

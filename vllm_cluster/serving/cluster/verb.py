@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import cache_folder
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
@@ -22,7 +23,7 @@ Keep = Annotated[
     typer.Option(
         "--keep",
         metavar="HOST",
-        help="Where several hosts have what a head has: HOST is the head, or `none`; what others have goes.",
+        help="Where several hosts have what a head has: HOST is the head; what others have goes.",
         autocompletion=complete_hosts,
     ),
 ]
@@ -76,10 +77,13 @@ def up(
         bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
     ] = False,
     keep: Keep = None,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="None of those hosts is the head: the endpoint gets a new API key.")
+    ] = False,
 ) -> None:
     """Bring every host to the state of the inventory."""
     with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
-        loaded = _decided(session.load(), keep)
+        loaded = _decided(session.load(), keep, new_key=new_key)
         from vllm_cluster.kernel.plan.members import Named
         from vllm_cluster.serving.cluster import up as up_action
 
@@ -89,18 +93,18 @@ def up(
         )
 
 
-def _decided(inventory: Inventory, host: str | None) -> Inventory:
-    """The inventory, with the host that is the head by a person's word; none is with `none`.
+def _decided(inventory: Inventory, host: str | None, *, new_key: bool) -> Inventory:
+    """The inventory, with the host that is the head by a person's word; with `new_key` none is.
 
     Raises:
         UsageError: the inventory has no such host.
     """
     from vllm_cluster.kernel.assess import require_name
 
-    if host == "none" and host not in inventory.hosts:
-        host = ""
+    if host and new_key:
+        raise UsageError("--keep and --new-key exclude each other", hint="--keep HOST takes the key that HOST has")
     require_name(inventory, [host] if host else [])
-    return inventory.model_copy(update={"keep": host})
+    return inventory.model_copy(update={"keep": "" if new_key else host})
 
 
 def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
