@@ -227,6 +227,19 @@ def test_aliases_cannot_blow_up_the_file() -> None:
     assert any("aliases make this file too large" in line for line in refusal(bomb))
 
 
+# fault: kernel/inventory/document.py: self.text += len(node.value) → pass
+# fault: kernel/inventory/document.py: self.text += len(key.value) → pass
+@pytest.mark.parametrize(
+    ("shared", "host"), [('x: &a "{}"', "{address: *a}"), ("x: &a {{address: 10.0.0.9, ? {} : 1}}", "*a")]
+)
+def test_aliases_cannot_repeat_a_long_text_for_each_host(shared: str, host: str) -> None:
+    """Each refused value is looked through for secrets: as the address of 3,500 hosts it took minutes."""
+    hosts = "".join(f"  h{n}: {host}\n" for n in range(250))
+    with within(30):
+        lines = refusal(TOP + shared.format("a" * 100_000) + "\nhosts:\n" + hosts)
+    assert lines == ["1: aliases make this file too large"]
+
+
 # fault: kernel/inventory/document.py: _MAX_DEPTH = 32 → _MAX_DEPTH = 320
 def test_aliases_cannot_blow_up_the_places_of_a_deep_file() -> None:
     """The place of a value is as long as it is deep."""

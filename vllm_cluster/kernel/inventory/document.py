@@ -21,6 +21,8 @@ _PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
 _MAX_WRITTEN = 20_000
 # Aliases can make a small file expand to a huge one.
 _MAX_NODES = 100_000
+# Each of these texts is looked through for secrets: one of 165 kB, as the address of 3,500 hosts, took minutes.
+_MAX_TEXT = 512_000
 # The place of each value is as long as it is deep: 100,000 aliases at a depth of 280 took 254 MB. A recipe has 8.
 _MAX_DEPTH = 32
 _MAX_NUMBER = 1 << 64
@@ -72,8 +74,8 @@ def read_document(text: str) -> Document:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.add_problem((), "an unprintable character; remove it or write it as an escape in double quotes", line)
-    except _TooMany:
-        document.add_problem((), f"more than {_MAX_WRITTEN} keys and values, the limit of an inventory")
+    except _TooMuch as error:
+        document.add_problem((), str(error))
     except RecursionError:
         document.add_problem((), "nested too deep to be an inventory")
     except Exception as error:  # the YAML library answers some broken directives with bare Python errors
@@ -97,8 +99,8 @@ def _blame_syntax(document: Document, error: MarkedYAMLError, written: str) -> N
     document.add_problem((), text, mark.line + 1 if mark is not None else 1)
 
 
-class _TooMany(Exception):
-    """A file has more nodes than are read."""
+class _TooMuch(Exception):
+    """A file has more than is read."""
 
 
 class _Composer(Composer):
@@ -109,7 +111,7 @@ class _Composer(Composer):
     def compose_node(self, parent: object, index: object) -> Node:
         self.count += 1
         if self.count > _MAX_WRITTEN:
-            raise _TooMany
+            raise _TooMuch(f"more than {_MAX_WRITTEN} keys and values, the limit of an inventory")
         node: Node = super().compose_node(parent, index)
         return node
 
@@ -121,7 +123,7 @@ class _YamlWalker:
         self.yaml = yaml
         self.document = document
         self.open: set[int] = set()
-        self.nodes = 0
+        self.nodes = self.text = 0
 
     def read_root(self, node: Node) -> None:
         self.document.lines[()] = node.start_mark.line + 1
@@ -129,12 +131,13 @@ class _YamlWalker:
 
     def read(self, node: Node, loc: Loc) -> object:
         self.nodes += 1
+        self.text += len(node.value)
         if id(node) in self.open:
             return self.refuse(node, loc, "an alias to something that it is itself part of")
         if len(loc) > _MAX_DEPTH:
             raise RecursionError  # as of the parser, which bears ten times that without aliases
-        if self.nodes > _MAX_NODES:
-            return self.refuse(node, (), "aliases make this file too large")
+        if self.nodes > _MAX_NODES or self.text > _MAX_TEXT:
+            raise _TooMuch("aliases make this file too large")
         self.open.add(id(node))
         try:
             if isinstance(node, ScalarNode):
@@ -180,6 +183,7 @@ class _YamlWalker:
         merged: dict[str, object] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
+            self.text += len(key.value)
             if key.tag == _TAG + "merge":
                 merged = {**self.merged(value, loc), **merged}
             elif not isinstance(key, ScalarNode) or key.tag != _TAG + "str":
