@@ -8,18 +8,18 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from tests.support.carriers import REMOTE, Client
-from tests.support.ports import free_port
+from tests.support.ports import free_port, is_ended
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport import Kind, forward
 from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.serving.endpoint.tunnel import Passage
 from vllm_cluster.wire.status import ServeStatus
@@ -29,6 +29,13 @@ class Echo(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         while data := self.request.recv(1 << 16):
             self.request.sendall(data)
+        self.request.sendall(b"end")
+
+
+class Leaving(socketserver.BaseRequestHandler):
+    """As the front, to which a client has sent nothing for too long."""
+
+    def handle(self) -> None:
         self.request.sendall(b"end")
 
 
@@ -129,6 +136,32 @@ def test_a_closed_port_of_the_host_closes_the_connection(host: Transport) -> Non
     except ConnectionResetError:
         pass
     forward.close()
+
+
+# fault: kernel/transport/forward.py: oldest.end() → pass
+def test_silent_connections_do_not_keep_a_client_away(
+    host: Transport, echo_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "MAX_CONNECTIONS", 16)
+    with closing(host.forward(echo_port)) as made, ExitStack() as stack:
+        for _ in range(2):
+            for _ in range(16):
+                stack.enter_context(socket.create_connection(("127.0.0.1", made.local_port), 20))
+            assert exchange(made.local_port, b"x") == b"xend"
+
+
+# fault: kernel/transport/forward.py: self._asks_no_more.wait(LINGER_SECONDS) → self._asks_no_more.wait(LINGER_SECONDS * 900)
+def test_a_connection_that_the_host_has_ended_is_not_kept(host: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "LINGER_SECONDS", 0.2)
+    with Server(("127.0.0.1", 0), Leaving) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with (
+            closing(host.forward(server.server_address[1])) as made,
+            socket.create_connection(("127.0.0.1", made.local_port), 20) as client,
+        ):
+            assert (client.recv(3), client.recv(1)) == (b"end", b"")
+            until(lambda: is_ended(client), 20)
+        server.shutdown()
 
 
 def model(phase: str, port: int, host: str = "127.0.0.1") -> ServeStatus:

@@ -41,7 +41,6 @@ ENDS_ELSEWHERE = {
     "kernel/transport/jumps.py: future.result()",
     "kernel/transport/forward.py: self._thread.join()",
     "kernel/transport/forward.py: back.join()",
-    "kernel/transport/forward.py: self._slots.acquire()",
     "kernel/transport/forward.py: sock.settimeout(None)",
     "features/batch/on_head/runner.py: self._ended.wait()",
     "serving/node/front.py: over.wait()",

@@ -17,3 +17,12 @@ def free_port() -> int:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError(f"100 ports between {FIRST} and {LAST} are taken")
+
+
+def is_ended(client: socket.socket) -> bool:
+    """Whether what a client sends is not taken any more."""
+    try:
+        client.sendall(b"x")
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False

@@ -1,17 +1,112 @@
-"""A forwarded port in a process that has no file descriptor left."""
+"""A forwarded port: which connections it keeps, and a process that has no file descriptor left."""
 
 from __future__ import annotations
 
 import errno
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
+from tests.support.ports import is_ended
+from tests.support.waiting import until
 from vllm_cluster.kernel.transport import forward
-from vllm_cluster.kernel.transport.forward import PAUSE_MS, LoopbackForward, SocketPipe
+from vllm_cluster.kernel.transport.forward import PAUSE_MS, Away, LoopbackForward, Pipe, SocketPipe
 
-REFUSED = 5
+REFUSED, MOST = 5, 4
+
+
+class Ends:
+    """A forwarded port, its clients, and the far end of each."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self.far = stack, list[socket.socket]()
+        self.made = LoopbackForward("gpu1", self._dial)
+        stack.callback(self.made.close)
+
+    def _dial(self) -> Pipe:
+        near, far = socket.socketpair()
+        far.settimeout(20)
+        self.far.append(self._stack.enter_context(far))
+        return SocketPipe(near)
+
+    def client(self, sent: bytes = b"") -> socket.socket:
+        """One more, whose connection is served once it has a far end."""
+        client = self._stack.enter_context(socket.create_connection(("127.0.0.1", self.made.local_port), 20))
+        client.sendall(sent)
+        return client
+
+    def served(self, sent: bytes) -> socket.socket:
+        """The same, and wait for what it has sent."""
+        count, client = len(self.far), self.client(sent)
+        until(lambda: len(self.far) > count, 20, 0.01)
+        assert self.far[count].recv(100) == sent
+        return client
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    """A port with few connections."""
+    monkeypatch.setattr(forward, "MAX_CONNECTIONS", MOST)
+    with ExitStack() as stack:
+        yield Ends(stack)
+
+
+# fault: kernel/transport/forward.py: return not self._has_asked or self._is_answered → return True
+def test_a_client_that_waits_for_its_answer_is_left_alone(ends: Ends) -> None:
+    """A new one takes the place of a silent one, and waits where there is none."""
+    asking = [ends.served(b"%d" % n) for n in range(MOST - 1)]
+    silent = ends.client()
+    until(lambda: len(ends.far) == MOST, 20, 0.01)
+    asking.append(ends.served(b"x"))
+    assert silent.recv(1) == b""
+    late = ends.client(b"y")
+    time.sleep(3 * PAUSE_MS / 1000)
+    assert len(ends.far) == MOST + 1
+    asking.pop(0).close()
+    ends.far[0].close()
+    until(lambda: len(ends.far) > MOST + 1, 20, 0.01)
+    for far, client in zip((*ends.far[1 : MOST - 1], *ends.far[MOST:]), (*asking, late), strict=True):
+        far.sendall(b"answer")
+        assert client.recv(100) == b"answer"
+
+
+# fault: kernel/transport/forward.py: self._asks_no_more.wait(LINGER_SECONDS) → self._asks_no_more.wait(LINGER_SECONDS * 900)
+def test_a_connection_ends_soon_after_its_far_end(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that kept its own end open kept its place for as long as it wanted."""
+    monkeypatch.setattr(forward, "LINGER_SECONDS", 0.2)
+    client = ends.served(b"question")
+    ends.far[0].sendall(b"answer")
+    ends.far[0].shutdown(socket.SHUT_WR)
+    assert (client.recv(6), client.recv(1)) == (b"answer", b"")
+    until(lambda: is_ended(client), 20, 0.05)
+
+
+# fault: kernel/transport/forward.py: self._asks_no_more.wait(LINGER_SECONDS) → pass
+def test_an_answer_is_read_whole_by_a_client_that_still_sends() -> None:
+    """Where a connection is reset, what its client has not read yet is lost."""
+    with (
+        closing(LoopbackForward("gpu1", lambda: Away("it is away", 5))) as made,
+        socket.create_connection(("127.0.0.1", made.local_port), 20) as client,
+    ):
+        for _ in range(5):
+            time.sleep(0.1)
+            client.sendall(b"x" * 1000)
+        assert client.recv(12) == b"HTTP/1.1 503"
+
+
+# fault: kernel/transport/forward.py: self._is_answered = True → pass
+def test_a_client_that_has_its_answer_gives_its_place_to_a_new_one(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "LINGER_SECONDS", 600.0)
+    answered = [ends.served(b"%d" % n) for n in range(MOST)]
+    for far in ends.far[:]:
+        far.close()
+    for client in answered:
+        assert client.recv(1) == b""
+    for n in range(MOST):
+        ends.served(b"new %d" % n)
 
 
 class Full(socket.socket):
@@ -44,3 +139,18 @@ def test_a_process_without_a_free_file_descriptor_tries_a_few_times_a_second(mon
         made.close()
         far.close()
     assert full.times[REFUSED] - full.times[0] >= REFUSED * PAUSE_MS / 1000 * 0.9
+
+
+# fault: kernel/transport/forward.py: oldest.end() → pass
+def test_a_silent_connection_ends_where_there_is_no_file_descriptor_for_a_new_one(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = ends.client()
+    until(lambda: len(ends.far) == 1, 20, 0.01)
+
+    def accept(_: socket.socket) -> tuple[socket.socket, object]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    ends.client()
+    assert silent.recv(1) == b""

@@ -21,6 +21,8 @@ MAX_CONNECTIONS = 512
 CHUNK = 65_536
 PAUSE_MS = 100
 UNAVAILABLE = 503
+# So long what a client still sends is taken once its answer is there.
+LINGER_SECONDS = 2.0
 
 
 class Pipe(Protocol):
@@ -87,15 +89,69 @@ class Away:
         """There is nothing to end."""
 
 
+class _Connection:
+    """One client and the far end of its connection, until one of them has gone."""
+
+    def __init__(self, near: Pipe, far: Pipe) -> None:
+        self._near, self._far = near, far
+        self._has_asked, self._is_answered = False, False
+        self._asks_no_more = threading.Event()
+
+    @property
+    def serves_nobody(self) -> bool:
+        """Whether its client has sent nothing, or its far end has sent all."""
+        return not self._has_asked or self._is_answered
+
+    def end(self) -> None:
+        """End both sides and wake who waits for them."""
+        self._near.close()
+        self._far.close()
+
+    def run(self) -> None:
+        """Forward in both directions until nothing more can come back."""
+        back = threading.Thread(target=self._guarded, args=(self._answer,), daemon=True)
+        back.start()
+        self._guarded(self._ask)
+        self._asks_no_more.set()
+        back.join()
+        self.end()
+
+    def _guarded(self, pump: Callable[[], None]) -> None:
+        try:
+            pump()
+        except (OSError, HostError):
+            # One direction broke: without an end of both, the other would wait without end.
+            self.end()
+
+    def _ask(self) -> None:
+        while data := self._near.recv(CHUNK):
+            self._has_asked = True
+            self._far.sendall(data)
+        self._far.shutdown_write()
+
+    def _answer(self) -> None:
+        while data := self._far.recv(CHUNK):
+            self._near.sendall(data)
+        self._near.shutdown_write()
+        self._is_answered = True
+        # What the client still sends is taken: an answer is lost where its connection is reset.
+        self._asks_no_more.wait(LINGER_SECONDS)
+        self.end()
+
+
 class LoopbackForward:
-    """Accepts on 127.0.0.1 and pumps each connection through a pipe of its own."""
+    """Accepts on 127.0.0.1 and forwards each connection through a pipe of its own.
+
+    Every user of this machine may connect: where there are too many, the oldest goes that serves nobody.
+    """
 
     def __init__(self, host: str, dial: Callable[[], Pipe], local_port: int = 0) -> None:
         self._host = host
         self._dial = dial
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
-        self._live: set[Pipe] = set()
+        # In the order in which they came.
+        self._live: dict[_Connection, None] = {}
         self._closed = False
         self._listener = listener(local_port)
         self._port: int = self._listener.getsockname()[1]
@@ -116,9 +172,8 @@ class LoopbackForward:
             self._closed = True
             live = list(self._live)
         self._wake.close()
-        self._slots.release()
-        for pipe in live:
-            pipe.close()
+        for one in live:
+            one.end()
         self._thread.join()
         self._woken.close()
         self._listener.close()
@@ -130,18 +185,36 @@ class LoopbackForward:
         closing = select.poll()
         closing.register(self._woken, select.POLLIN)
         while True:
-            self._slots.acquire()
             poll.poll()
-            if self._closed:
+            if not self._take_slot():
                 return
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 # Without a free file descriptor the connection stays in the queue, and the poll returns at once.
                 self._slots.release()
+                self._make_room()
                 closing.poll(PAUSE_MS)
                 continue
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _take_slot(self) -> bool:
+        """Wait until one more connection may be served; False once this is closed."""
+        seconds = 0.0
+        while not self._closed:
+            if self._slots.acquire(timeout=seconds):
+                return True
+            self._make_room()
+            seconds = PAUSE_MS / 1000
+        return False
+
+    def _make_room(self) -> None:
+        with self._lock:
+            oldest = next((one for one in self._live if one.serves_nobody), None)
+            if oldest:
+                del self._live[oldest]
+        if oldest:
+            oldest.end()
 
     def _serve(self, sock: socket.socket) -> None:
         near = SocketPipe(sock)
@@ -152,19 +225,14 @@ class LoopbackForward:
             near.close()
             self._slots.release()
             return
+        connection = _Connection(near, far)
         with self._lock:
-            self._live |= {near, far}
+            self._live[connection] = None
             if self._closed:
-                near.close()
-                far.close()
-        back = threading.Thread(target=_pump, args=(far, near), daemon=True)
-        back.start()
-        _pump(near, far)
-        back.join()
-        near.close()
-        far.close()
+                connection.end()
+        connection.run()
         with self._lock:
-            self._live -= {near, far}
+            self._live.pop(connection, None)
         self._slots.release()
 
 
@@ -177,14 +245,3 @@ def listener(local_port: int) -> socket.socket:
         why = os.strerror(error.errno or 0)
         hint = f"{listener_line(local_port)} shows which program listens there"
         raise PortInUse(f"cannot listen on 127.0.0.1:{local_port}: {why}", hint=hint) from None
-
-
-def _pump(source: Pipe, sink: Pipe) -> None:
-    try:
-        while data := source.recv(CHUNK):
-            sink.sendall(data)
-        sink.shutdown_write()
-    except (OSError, HostError):
-        # One direction broke: without closing both, the other would wait without end.
-        source.close()
-        sink.close()
