@@ -33,10 +33,13 @@ class Echo(socketserver.BaseRequestHandler):
 
 
 class Leaving(socketserver.BaseRequestHandler):
-    """As the front, to which a client has sent nothing for too long."""
+    """Sends all that it has, and takes what comes."""
 
     def handle(self) -> None:
         self.request.sendall(b"end")
+        self.request.shutdown(socket.SHUT_WR)
+        while self.request.recv(1 << 16):
+            pass
 
 
 class Server(socketserver.ThreadingTCPServer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -21,8 +22,6 @@ _PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
 _MAX_WRITTEN = 20_000
 # Aliases can make a small file expand to a huge one.
 _MAX_NODES = 100_000
-# Each of these texts is looked through for secrets: one of 165 kB, as the address of 3,500 hosts, took minutes.
-_MAX_TEXT = 512_000
 # The place of each value is as long as it is deep: 100,000 aliases at a depth of 280 took 254 MB. A recipe has 8.
 _MAX_DEPTH = 32
 _MAX_NUMBER = 1 << 64
@@ -58,8 +57,11 @@ class Document:
         self.problems.append(Problem(self.line(loc) if line is None else line, loc, text, example))
 
 
-def read_document(text: str) -> Document:
-    """Read one YAML document; what cannot be read is among its problems."""
+def read_document(text: str, most: float = math.inf) -> Document:
+    """Read one YAML document, of so many characters with what its aliases repeat.
+
+    What cannot be read is among its problems.
+    """
     document = Document()
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _Composer
@@ -68,7 +70,7 @@ def read_document(text: str) -> Document:
             warnings.simplefilter("ignore")  # a reused anchor is fine here
             node = yaml.compose(text)
             if node is not None:
-                _YamlWalker(yaml, document).read_root(node)
+                _YamlWalker(yaml, document, most).read_root(node)
     except MarkedYAMLError as error:
         _blame_syntax(document, error, text)
     except ReaderError as error:
@@ -119,8 +121,8 @@ class _Composer(Composer):
 class _YamlWalker:
     """One walk over the nodes of a document."""
 
-    def __init__(self, yaml: YAML, document: Document) -> None:
-        self.yaml = yaml
+    def __init__(self, yaml: YAML, document: Document, most: float) -> None:
+        self.yaml, self.most = yaml, most
         self.document = document
         self.open: set[int] = set()
         self.nodes = self.text = 0
@@ -136,7 +138,7 @@ class _YamlWalker:
             return self.refuse(node, loc, "an alias to something that it is itself part of")
         if len(loc) > _MAX_DEPTH:
             raise RecursionError  # as of the parser, which bears ten times that without aliases
-        if self.nodes > _MAX_NODES or self.text > _MAX_TEXT:
+        if self.nodes > _MAX_NODES or self.text > self.most:
             raise _TooMuch("aliases make this file too large")
         self.open.add(id(node))
         try:

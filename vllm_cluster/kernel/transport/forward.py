@@ -89,7 +89,7 @@ class Away:
         """There is nothing to end."""
 
 
-class _Connection:
+class _Forwarded:
     """One client and the far end of its connection, until one of them has gone."""
 
     def __init__(self, near: Pipe, far: Pipe) -> None:
@@ -98,7 +98,7 @@ class _Connection:
         self._asks_no_more = threading.Event()
 
     @property
-    def serves_nobody(self) -> bool:
+    def may_go(self) -> bool:
         """Whether its client has sent nothing, or its far end has sent all."""
         return not self._has_asked or self._is_answered
 
@@ -142,7 +142,7 @@ class _Connection:
 class LoopbackForward:
     """Accepts on 127.0.0.1 and forwards each connection through a pipe of its own.
 
-    Every user of this machine may connect: where there are too many, the oldest goes that serves nobody.
+    Every user of this machine may connect: where there are too many, the oldest goes whose client waits for nothing.
     """
 
     def __init__(self, host: str, dial: Callable[[], Pipe], local_port: int = 0) -> None:
@@ -151,7 +151,7 @@ class LoopbackForward:
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         # In the order in which they came.
-        self._live: dict[_Connection, None] = {}
+        self._live: dict[_Forwarded, None] = {}
         self._closed = False
         self._listener = listener(local_port)
         self._port: int = self._listener.getsockname()[1]
@@ -210,7 +210,7 @@ class LoopbackForward:
 
     def _make_room(self) -> None:
         with self._lock:
-            oldest = next((one for one in self._live if one.serves_nobody), None)
+            oldest = next((one for one in self._live if one.may_go), None)
             if oldest:
                 del self._live[oldest]
         if oldest:
@@ -225,7 +225,7 @@ class LoopbackForward:
             near.close()
             self._slots.release()
             return
-        connection = _Connection(near, far)
+        connection = _Forwarded(near, far)
         with self._lock:
             self._live[connection] = None
             if self._closed:
