@@ -26,6 +26,8 @@ class Api:
     most: int = 0
     port: int = 0
     metrics: str = ""
+    # Of what comes piece by piece.
+    length: int = 1 << 20
     keys: tuple[str, ...] = (KEY,)
     # Of each of its replies.
     headers: dict[str, str] = field(default_factory=dict)
@@ -81,7 +83,7 @@ def serving(api: Api) -> Iterator[Api]:
 
         def _send(self, status: int, sent: bytes | Iterator[bytes]) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(sent) if isinstance(sent, bytes) else 1 << 20))
+            self.send_header("Content-Length", str(len(sent) if isinstance(sent, bytes) else api.length))
             for name, value in api.headers.items():
                 self.send_header(name, value)
             self.end_headers()

@@ -15,17 +15,14 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem, no_constant
-from vllm_cluster.features.batch.on_head.memory import Budget
+from vllm_cluster.features.batch.on_head.room import BEGINNING, Arriving
 from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
 IDLE_SECONDS = 2.0
-# A longer answer is read once the memory of all of them has room for it: those of 500 requests that have logprobs of
-# their prompts are gigabytes.
-FREE, MEMORY = 64 << 10, 64 << 20
 MAX_MODELS, MAX_METRICS = 1 << 20, 4 << 20
-# As many may be open at once as answers, beside that memory.
+# As many may be open at once as answers.
 MAX_REFUSAL = 16 << 10
 # Of lists and objects in an answer, each of which takes a hundred bytes: 16 MiB of logprobs have half of that.
 MAX_PARTS = 1 << 20
@@ -96,9 +93,12 @@ class Outcome:
 class ApiClient:
     """The API at an address, which may change; a request may take `seconds` from its begin to the end of its answer."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, folder: Path) -> None:
+        """Have long answers arrive in files without a name, on the disk of a folder."""
         self.address = ApiAddress("127.0.0.1", 0, "")
-        self._seconds, self._budget = seconds, Budget(MEMORY, MAX_ANSWER)
+        self._seconds, self._folder = seconds, folder
+        # Each long answer takes several times its size while it is read: one is in memory.
+        self._alone = asyncio.Lock()
 
     async def __aenter__(self) -> ApiClient:
         # No more than asked for may arrive at once; nothing is unpacked, and no cookie kept.
@@ -111,7 +111,7 @@ class ApiClient:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
-            read_bufsize=FREE // 4,
+            read_bufsize=BEGINNING // 4,
         )
         return self
 
@@ -134,50 +134,33 @@ class ApiClient:
 
     @asynccontextmanager
     async def post(self, line: BatchLine, names: frozenset[str]) -> AsyncIterator[Outcome]:
-        """Ask, and keep the answer's part of the memory until it is written; `names` are the models that may answer."""
+        """Ask; a long answer is in memory until the context is left, and no other one; `names` may answer."""
         async with AsyncExitStack() as held:
             yield await self._post(line, names, held)
 
     async def _post(self, line: BatchLine, names: frozenset[str], held: AsyncExitStack) -> Outcome:
+        arriving = Arriving(self._folder)
+        held.callback(arriving.close)
         try:
             async with self._ask("POST", line.path, self._seconds, line.body) as reply:
-                status, raw = reply.status, await self._content(reply, held)
+                status = reply.status
+                if status != OK:
+                    arriving.add(await _beginning(reply, MAX_REFUSAL))
+                elif not await _arrive(reply, arriving):
+                    return Outcome(OK, f"the answer is longer than {MAX_ANSWER >> 20} MiB", final=True)
         except (asyncio.TimeoutError, TimeoutError):
             return Outcome(NO_STATUS, f"no whole answer within {self._seconds:g} s")
         except aiohttp.ClientPayloadError:
             return Outcome(NO_STATUS, "the answer was cut off")
         except (OSError, aiohttp.ClientError) as error:
             return Outcome(NO_STATUS, str(error) or type(error).__name__)
-        if raw is None:
-            return Outcome(OK, f"the answer is longer than {MAX_ANSWER >> 20} MiB", final=True)
+        if arriving.long:
+            await held.enter_async_context(self._alone)
         try:
+            raw = arriving.whole()
             return judge(raw, PATHS[line.path], names) if status == OK else refusal(status, raw)
         except Exception as error:  # what one answer holds ends no other one
             return Outcome(NO_STATUS, f"not an answer: {type(error).__name__}")
-
-    async def _content(self, reply: aiohttp.ClientResponse, held: AsyncExitStack) -> bytes | None:
-        return await (self._whole(reply, held) if reply.status == OK else _beginning(reply, MAX_REFUSAL))
-
-    async def _whole(self, reply: aiohttp.ClientResponse, held: AsyncExitStack) -> bytes | None:
-        """All of an answer; None where it is too long."""
-        if (reply.content_length or 0) > MAX_ANSWER:
-            return None
-        found, share = bytearray(), None
-        try:
-            async for piece in reply.content.iter_any():
-                found += piece
-                if len(found) > MAX_ANSWER:
-                    return None
-                if len(found) > FREE:
-                    share = share or held.enter_context(self._budget.share(reply.close))
-                    await self._budget.grow(share, len(found))
-        except aiohttp.ClientError:
-            if share and share.slow:
-                raise aiohttp.ClientError("the answer came too slowly, while others waited for its memory") from None
-            raise
-        if share:
-            share.close()
-        return bytes(found)
 
     def _ask(
         self, method: str, path: str, seconds: float, body: bytes | None = None
@@ -192,6 +175,17 @@ class ApiClient:
         at = self.address
         if not is_own_listener(at.host, at.port):
             raise ConnectionRefusedError(f"no program of this user listens at {at.host}:{at.port}")
+
+
+async def _arrive(reply: aiohttp.ClientResponse, arriving: Arriving) -> bool:
+    """Take in all of an answer, unless it is too long; whether it is whole."""
+    if (reply.content_length or 0) > MAX_ANSWER:
+        return False
+    async for piece in reply.content.iter_any():
+        if arriving.size + len(piece) > MAX_ANSWER:
+            return False
+        arriving.add(piece)
+    return True
 
 
 async def _beginning(reply: aiohttp.ClientResponse, most: int) -> bytes:

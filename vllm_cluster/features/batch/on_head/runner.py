@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import random
-import shutil
+import resource
 import sys
 import time
 import traceback
@@ -36,6 +36,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     place_of,
 )
 from vllm_cluster.features.batch.on_head.progress import Concurrency, Meter, Progress, read_load
+from vllm_cluster.features.batch.on_head.room import lack_of_room
 from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.wire.refusals import fitting_tokens
 
@@ -46,8 +47,6 @@ TURN_SECONDS, SAMPLE_SECONDS, REPORT_SECONDS = 0.5, 10.0, 1.0
 OPEN_BYTES = 64 << 20
 # vLLM's own API server goes first.
 NICE = 10
-# Left free on the head's disk: the node program writes its state there.
-SPARE = 1 << 30
 IN_USE, FAILED = 75, 1
 
 
@@ -262,9 +261,8 @@ class Job:
         Raises:
             BatchProblem: the disk is nearly full.
         """
-        if (free := shutil.disk_usage(self.folder).free) < SPARE:
-            text = f"{free >> 20} MB are free on the head's disk ({self.folder}), and {SPARE >> 20} stay free"
-            raise BatchProblem(text)
+        if why := lack_of_room(self.folder):
+            raise BatchProblem(why)
         self.write("running", progress=asdict(now))
 
     def run(self) -> int:
@@ -299,7 +297,7 @@ class Job:
         total = sum(1 for _ in self._lines())
         meter = Meter(total, count - failed, failed, time.monotonic())
         options = Options(wanted["fields"], wanted["concurrency"], wanted["seconds"])
-        async with ApiClient(options.seconds) as client:
+        async with ApiClient(options.seconds, self.folder) as client:
             state, key = Path(wanted["state"]), Path(os.environ.get("VCLUSTER_API_KEY_FILE", "/nonexistent"))
             server = NodeApi(client, state, key, wanted["wait"], lambda note: self.write("running", note=note))
             if count < total:
@@ -333,6 +331,9 @@ class Job:
 def main(folder: str) -> None:
     """Run the batch of a folder."""
     os.nice(NICE)
+    # Each open request has a connection, and a file where its answer is long; Docker may allow 1024 in all.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.umask(0o077)
     place = Path(folder)
     job = Job(place, json.loads((place / "options.json").read_text()))

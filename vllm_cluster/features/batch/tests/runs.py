@@ -78,7 +78,7 @@ def answer_all(
         lines = [(Place(at, checksum(raw.encode())), raw.encode()) for at, raw in enumerate(requests, 1)]
         failed = sum(map(is_error, there))
         meter = Meter(len(lines), len(there) - failed, failed, monotonic())
-        async with ApiClient(wanted.seconds) as client:
+        async with ApiClient(wanted.seconds, folder) as client:
             server = NodeApi(client, folder, folder / "key", wait, notes.append)
             await server.open(set())
             left = iter([line for line in lines if line[0].line not in done])

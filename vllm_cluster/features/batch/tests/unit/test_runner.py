@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from tests.support.batch_api import KEY, Api, Reply, answer, serving
 from tests.support.bounds import within
 from tests.support.paths import FIXTURES
 from vllm_cluster.features.batch.on_head import client as client_module
-from vllm_cluster.features.batch.on_head import memory, runner
+from vllm_cluster.features.batch.on_head import room, runner
 from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi, judge, refusal
 from vllm_cluster.features.batch.on_head.lines import BatchProblem
 from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
@@ -27,8 +28,17 @@ from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.features.batch.tests.runs import load, run, state_of
 from vllm_cluster.wire.reading import convert
 
+
 PROMPTS = [f"p{number}" for number in range(40)]
 ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
+
+
+class Usage(NamedTuple):
+    """What `shutil.disk_usage` returns."""
+
+    total: int
+    used: int
+    free: int
 
 
 @pytest.fixture(autouse=True)
@@ -293,114 +303,91 @@ print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
 """
 
 
-# fault: features/batch/on_head/memory.py: if left < kept: → if False:
+# fault: features/batch/on_head/room.py: SpooledTemporaryFile[bytes](BEGINNING, → SpooledTemporaryFile[bytes](0,
+# fault: features/batch/on_head/client.py: await held.enter_async_context(self._alone) → pass
 @pytest.mark.slow
-def test_the_memory_of_all_answers_has_one_limit(tmp_path: Path) -> None:
-    """Of 500 at once, of which thirty are 450 MB together."""
-    together = threading.Event()
+def test_long_answers_take_the_memory_of_one(tmp_path: Path) -> None:
+    """Of 500 at once, of which sixty are 900 MB together, and all but the last byte of each is there before any end."""
+    together = threading.Barrier(60)
+    made = json.dumps({"model": "m", "choices": [{"text": "x" * (15 << 20)}]}).encode()
 
-    def made(size: int) -> bytes:
-        return json.dumps({"model": "m", "choices": [{"text": "x" * size}]}).encode()
+    def long() -> Iterator[bytes]:
+        yield made[:-1]
+        together.wait(90)
+        yield made[-1:] + b" " * ((16 << 20) - len(made))
 
-    short, long = made(70_000), made(15 << 20)
-
-    def reply(prompt: str, _times: int) -> Reply:
-        if api.most == 500:
-            together.set()
-        assert together.wait(60)
-        return 200, long if int(prompt[1:]) < 30 else short
-
-    with serving(Api(reply)) as api:
+    with serving(
+        Api(lambda prompt, _: (200, long()) if int(prompt[1:]) < 60 else answer(prompt), length=16 << 20)
+    ) as api:
         command = [sys.executable, "-c", MEASURED, str(tmp_path), str(api.port), "500"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 500
-    assert int(done.stdout) < 300, f"{done.stdout} MB"
-
-
-@pytest.fixture
-def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For four of the longest answers."""
-    monkeypatch.setattr(client_module, "MEMORY", 4 << 20)
-    monkeypatch.setattr(client_module, "MAX_ANSWER", 1 << 20)
-    monkeypatch.setattr(memory, "CHECK_SECONDS", 0.05)
+    assert int(done.stdout) < 250, f"{done.stdout} MB"
 
 
 def long_answer(prompt: str) -> Reply:
     return 200, {"model": "m", "choices": [{"text": prompt.upper() + "x" * 100_000}]}
 
 
-# fault: features/batch/on_head/client.py: grow(share, len(found)) → grow(share, MAX_ANSWER)
-@pytest.mark.usefixtures("little_memory")
-def test_an_answer_holds_as_much_as_has_arrived_of_it(tmp_path: Path) -> None:
-    """Each took as much as it announced: four that came to a halt took all that there is, for an hour."""
-    output, begun, together = tmp_path / "out.jsonl", list[bool](), threading.Barrier(40)
+# fault: features/batch/on_head/client.py: async with self._ask("POST" → async with self._alone, self._ask("POST"
+def test_no_answer_waits_for_another(tmp_path: Path) -> None:
+    """A replica that sent almost all of each answer, and then nothing, kept those of all others waiting for an hour."""
+    output, over = tmp_path / "out.jsonl", threading.Event()
+    begun, together = list[bool](), threading.Barrier(40)
 
-    def begin() -> Iterator[bytes]:
+    def stall() -> Iterator[bytes]:
         begin, end = b'{"model": "m", "choices": [{"text": "', b'"}]}'
-        yield begin + b"x" * 70_000
-        until = monotonic() + 10
-        while (rows := output.read_bytes().count(b"\n")) < 32 and monotonic() < until:
-            threading.Event().wait(0.05)
-        begun.append(rows >= 32)
-        yield b"x" * ((1 << 20) - 70_000 - len(begin) - len(end)) + end
+        yield begin + b"x" * ((1 << 20) - len(begin) - 10)
+        over.wait(20)
+        yield b"x" * (10 - len(end)) + end
 
     def reply(prompt: str, _times: int) -> Reply:
-        slow = int(prompt[1:]) < 8
         together.wait(30)
-        threading.Event().wait(0 if slow else 0.5)
-        return (200, begin()) if slow else long_answer(prompt)
+        return (200, stall()) if int(prompt[1:]) < 20 else long_answer(prompt)
 
+    def watch() -> None:
+        until = monotonic() + 10
+        while (rows := output.read_bytes().count(b"\n") if output.exists() else 0) < 20 and monotonic() < until:
+            over.wait(0.05)
+        begun.append(rows >= 20)
+        over.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     with serving(Api(reply)) as api:
         found = run(tmp_path, api, PROMPTS, concurrency=40)
-    assert (len(found.texts), begun, {*api.asked.values()}) == (40, [True] * 8, {1})
+    watcher.join()
+    assert (len(found.texts), begun, {*api.asked.values()}) == (40, [True], {1})
 
 
-# fault: features/batch/on_head/memory.py: share.give_way() → pass
-@pytest.mark.usefixtures("little_memory")
-def test_answers_that_are_long_in_coming_give_way_while_others_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "PATIENCE", 0.3)
-    monkeypatch.setattr(memory, "PACE", 8 << 20)
-    over, again = threading.Event(), list[float]()
+# fault: features/batch/on_head/room.py: if self.long and (why := → if not self.long and (why :=
+def test_a_long_answer_without_room_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short one needs none; what becomes of the batch itself on a full disk is another matter."""
+    free = [0]
 
-    def drip() -> Iterator[bytes]:
-        yield b'{"model": "m", "choices": [{"text": "' + b"x" * 900_000
-        while not over.wait(0.05):
-            yield b"x"
+    def usage(_: Path) -> Usage:
+        return Usage(0, 0, free[0])
 
     def reply(prompt: str, times: int) -> Reply:
-        if times == 1 and int(prompt[1:]) < 8:
-            return 200, drip()
-        again.extend([monotonic()] * (times - 1))
-        over.wait(0.7)  # until those have all the memory
-        return long_answer(prompt)
+        free[0] = 1 << 40 if times > 2 else room.SPARE + room.ROWS - 1
+        return long_answer(prompt) if prompt == "p0" else answer(prompt)
 
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     with serving(Api(reply)) as api:
-        began = monotonic()
-        found = run(tmp_path, api, PROMPTS, concurrency=40, seconds=8.0)
-        over.set()
-    assert min(again) - began < 6
-    assert (len(found.texts), found.errors) == (40, [])
-    assert {prompt for prompt in PROMPTS if api.asked[prompt] > 1} <= {*PROMPTS[:8]}
+        assert run(tmp_path, api, ["p1"]).errors == []
+        (tmp_path / "out.jsonl").unlink()
+        found = run(tmp_path, api, ["p0"])
+    assert (len(found.texts), found.errors, api.asked["p0"]) == (1, [], 3)
 
 
-# fault: features/batch/on_head/memory.py: kept = self._longest → kept = 0
-@pytest.mark.usefixtures("little_memory")
-def test_answers_that_fill_the_memory_together_all_come_to_their_end(tmp_path: Path) -> None:
-    """Of each half is there before any is whole."""
-    half = threading.Barrier(20)
-
-    def halves() -> Iterator[bytes]:
-        begin, end = b'{"model": "m", "choices": [{"text": "', b'"}]}'
-        yield begin + b"x" * (1 << 19)
-        half.wait(30)
-        yield b"x" * ((1 << 19) - len(begin) - len(end)) + end
-
-    with serving(Api(lambda *_: (200, halves()))) as api:
-        found = run(tmp_path, api, PROMPTS[:20], concurrency=20, seconds=20.0)
-    assert (len(found.texts), {*api.asked.values()}) == (20, {1})
+def test_an_answer_that_never_has_room_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 0))
+    with serving(Api(lambda prompt, _: long_answer(prompt))) as api:
+        (row,) = run(tmp_path, api, ["p0"]).errors
+    assert row["error"]["message"].startswith("no room for the answer: 0 MB are free on the head's disk (")
+    assert row["error"]["message"].endswith(", and 1088 stay free (8 attempts)")
+    assert api.asked["p0"] == 8
 
 
 # fault: features/batch/on_head/client.py: MAX_REFUSAL = 16 << 10 → MAX_REFUSAL = 1 << 20
@@ -538,7 +525,7 @@ def test_a_key_file_that_is_not_whole_has_no_key(text: str | None, key: str, tmp
     path = tmp_path / "key"
     if text is not None:
         path.write_text(text)
-    assert NodeApi(ApiClient(1.0), tmp_path, path, 0.0, lambda _: None)._key() == key
+    assert NodeApi(ApiClient(1.0, tmp_path), tmp_path, path, 0.0, lambda _: None)._key() == key
 
 
 def settle(batch: int, samples: int, offered: int = CEILING) -> list[int]:
