@@ -26,6 +26,7 @@ class Api:
     most: int = 0
     port: int = 0
     metrics: str = ""
+    model: str = "m"
     # Of what comes piece by piece.
     length: int = 1 << 20
     keys: tuple[str, ...] = (KEY,)
@@ -66,7 +67,7 @@ def serving(api: Api) -> Iterator[Api]:
                 return
             api.looked += 1
             known = self.headers["Authorization"] in {f"Bearer {key}" for key in api.keys}
-            self._send(200 if known else 401, json.dumps({"data": [{"id": "m"}]} if known else {}).encode())
+            self._send(200 if known else 401, json.dumps({"data": [{"id": api.model}]} if known else {}).encode())
             api.when_looked()
 
         def do_POST(self) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from vllm_cluster.features.batch.on_head.large import plain_at
 from vllm_cluster.features.batch.on_head.lines import (
     OLD_DIGITS,
     BatchKey,
@@ -24,6 +23,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     checksum,
     error_row,
     is_error,
+    model_of,
     name_of,
     named_in,
     old_checksum,
@@ -156,7 +156,7 @@ class Work:
                 self._report(self._files.output, count)
         if place_of(self.output.torn):
             self._asked_by(self.output.torn)
-        self.models = {_model(one) for one in (first, row)} - {""}
+        self.models = {model_of(one) for one in (first, row)} - {""}
 
     def _asked_by(self, row: bytes) -> int:
         """Which request a row of the output answers.
@@ -274,6 +274,7 @@ class Work:
             self._old_reasons.clear()
         if not failed:
             self.output.append(row)
+            self.models |= {model_of(row)} - {""}
         elif at not in self._old_reasons:
             self._errors.append(row)
         self._count(at, FAILED if failed else ANSWERED)
@@ -332,11 +333,3 @@ def _row_line(row: bytes) -> int:
     """Which line a row names; 0 where it names none."""
     place = place_of(row)
     return place.line if place else 0
-
-
-def _model(row: bytes) -> str:
-    try:
-        found = plain_at(row, ("response", "body", "model")) if row else ""
-    except ValueError:
-        return ""
-    return found if isinstance(found, str) else ""

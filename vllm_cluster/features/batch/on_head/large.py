@@ -106,6 +106,20 @@ def plain_at(raw: bytes, path: Sequence[str], known: Collection[str] | None = No
             return json.loads(found)
 
 
+def text_at(raw: bytes, path: Sequence[str]) -> str:
+    """The text at this path of keys; empty where there is none, or no JSON."""
+    try:
+        if len(raw) > SHORT:
+            found = plain_at(raw, path)
+        else:
+            found = None if is_deep(raw) else json.loads(raw.decode())
+            for key in path:
+                found = found.get(key) if isinstance(found, dict) else None
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 def _skip(run: re.Pattern[bytes], raw: bytes, at: int) -> int:
     """Where the plain values that begin here end."""
     while (end := _match(run, raw, at).end()) > at:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.features.batch.on_head.arrays import ArrayReader
-from vllm_cluster.features.batch.on_head.large import is_deep, member
+from vllm_cluster.features.batch.on_head.large import is_deep, member, text_at
 
 # Each path, and the list that an answer of it has.
 PATHS: Mapping[str, str] = {
@@ -264,6 +264,12 @@ def is_error(row: bytes) -> bool:
     """Whether a row is that of a line without an answer."""
     found = _ID.match(row)
     return bool(found and found[3])
+
+
+def model_of(row: bytes) -> str:
+    """Read the model of an answer; empty where it names none, as a reason does."""
+    found = "" if is_error(row) else text_at(row, ("response", "body", "model"))
+    return found if len(found) <= MAX_NAME else ""
 
 
 def could_begin(rest: bytes) -> bool:

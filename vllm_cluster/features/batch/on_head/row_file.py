@@ -30,14 +30,16 @@ _UNFIT = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETO
 class RowFile:
     """A file of rows that this run alone writes."""
 
-    def __init__(self, path: Path, *, new: bool = False, follow: bool = True) -> None:
+    def __init__(self, path: Path, *, new: bool = False, follow: bool = True, own: bool = False) -> None:
         """Open or create it; where it must be `new`, only the latter; unless it may `follow` one, not behind a link.
+
+        Of one that is this program's `own`, whatever follows the whole rows is cut.
 
         Raises:
             InUse: another run writes it.
             BatchProblem: it is not a plain file, or cannot be written.
         """
-        self.path = path
+        self.path, self._own = path, own
         try:
             self._fd, self._linked = _opened(path, os.O_EXCL if new else 0, follow)
         except OSError as error:
@@ -70,6 +72,9 @@ class RowFile:
             file.seek(0)
             # A file with a hole of 5 GB is one row, of another program.
             for number, row in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), 1):
+                is_row = row.endswith(b"\n") and place_of(row) is not None
+                if self._own and not is_row:  # after a loss of power it may be anything
+                    break
                 if len(row) > MAX_ROW:
                     self._refuse(number)
                 if not row.endswith(b"\n"):
@@ -78,7 +83,7 @@ class RowFile:
                     self._check_torn(number, torn)
                     self.torn = torn[:_TORN_KEPT]
                     break
-                if place_of(row) is None:
+                if not is_row:
                     self._refuse(number)
                 end += len(row)
                 yield row

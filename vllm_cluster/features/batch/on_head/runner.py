@@ -31,6 +31,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     checksum,
     error_row,
     is_error,
+    model_of,
     options_checksum,
     parse,
     place_of,
@@ -269,7 +270,7 @@ class Job:
         """Answer what is left; the exit code."""
         try:
             self.write("running", note="")
-            with closing(RowFile(self.folder / "output.jsonl")) as rows:
+            with closing(RowFile(self.folder / "output.jsonl", own=True)) as rows:
                 asyncio.run(self._answer(rows))
         except BatchProblem as error:
             return self._fail(error.message)
@@ -286,8 +287,10 @@ class Job:
         return FAILED
 
     async def _answer(self, rows: RowFile) -> None:
-        wanted, failed, count = self._wanted, 0, 0
+        wanted, failed, count, models = self._wanted, 0, 0, set(self._wanted["models"])
         for row in rows.rows():
+            # Whoever starts it may lack rows of this file. Each run was bound to the model of the first answer.
+            models = models or {model_of(row)} - {""}
             place = place_of(row)
             if place and place.line >= len(self._rows_of):
                 self._rows_of.extend(bytes(place.line + 1 - len(self._rows_of)))
@@ -301,7 +304,7 @@ class Job:
             state, key = Path(wanted["state"]), Path(os.environ.get("VCLUSTER_API_KEY_FILE", "/nonexistent"))
             server = NodeApi(client, state, key, wanted["wait"], lambda note: self.write("running", note=note))
             if count < total:
-                await server.open(set(wanted["models"]))
+                await server.open(models)
             runner = Runner(
                 lines=self._left(options),
                 rows=rows,

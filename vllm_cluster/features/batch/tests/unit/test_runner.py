@@ -28,7 +28,6 @@ from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.features.batch.tests.runs import load, run, state_of
 from vllm_cluster.wire.reading import convert
 
-
 PROMPTS = [f"p{number}" for number in range(40)]
 ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
 
