@@ -138,10 +138,10 @@ class _Run:
                 while self.begin() and not (detach and self.running):
                     self.follow()
                 return
-            except BegunAgain:
+            except BegunAgain as error:
                 if not left:
                     raise
-                self._emit(Event("note", f"another call has begun the batch again on {self._job.host}"))
+                self._emit(Event("note", f"{error.message}; this one continues with what is there now"))
                 self._forget()
                 self._own = False
 
@@ -169,11 +169,12 @@ class _Run:
         self._stack.enter_context(self._job)
         self._open = True
         wanted, found = self._wanted, self._job.ask("batches", read_known)
+        due = self._runtime.after(wanted.wait)
         for key in earlier(found, wanted.files, wanted.fields, self._work.key):
             self._emit(
                 Event("note", f"{wanted.files.source} has grown: what {self._job.host} answered of it comes first")
             )
-            job = HeadJob(wanted.inventory, key, self._emit, wanted.wait, self._runtime)
+            job = HeadJob(wanted.inventory, key, self._emit, due.left(), self._runtime)
             with ExitStack() as stack:
                 stack.enter_context(job)
                 _Run(wanted, self._work, job=job, stack=stack, emit=self._emit, runtime=self._runtime)._stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.features.batch.on_head.files import BatchFiles
@@ -10,15 +11,18 @@ from vllm_cluster.features.batch.replies import JobEntry, read_entries
 from vllm_cluster.kernel.hosts.program import Message
 from vllm_cluster.kernel.laptop import whoami
 
+MOST = 3
+
 
 def earlier(entries: tuple[JobEntry, ...], files: BatchFiles, fields: Mapping[str, object], key: str) -> list[str]:
     """Return the keys of the batches that this user has begun with the beginning of this input, for this output.
 
+    Of many only the longest: each ends those before it, so there is one, and a head may list what it likes.
     Those of another input or of other options have other keys, also where their output has the same name.
     """
     me, output = whoami(), str(files.output.absolute())
     mine = {one.key for one in entries if one.asked and (one.asked.user, one.asked.output) == (me, output)} - {key}
-    return [one for one in keys(files, fields) if one in mine] if mine else []
+    return [*deque((one for one in keys(files, fields) if one in mine), MOST)] if mine else []
 
 
 def keys(files: BatchFiles, fields: Mapping[str, object]) -> Iterator[str]:

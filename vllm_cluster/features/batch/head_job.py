@@ -136,8 +136,8 @@ class HeadJob:
         """
         try:
             self._send(asked, lines, shown)
-        except BegunAgain:
-            raise HostError(self.host, "batch: another call sends the same batch", again=()) from None
+        except BegunAgain as error:
+            raise HostError(self.host, f"{error.detail} while its lines were sent", again=()) from None
 
     def _send(self, asked: Message, lines: Iterable[bytes], shown: Callable[[int], None]) -> None:
         new = secrets.token_hex(16)

@@ -27,6 +27,8 @@ SPARE = 1 << 30
 START_SECONDS, STOP_SECONDS = 60.0, 20.0
 # What makes or removes a batch, while no other call does anything; the name comes from outside.
 ALONE = ("begin", "remove")
+# What is right also where there is no batch; anything else is about one that is there.
+WITHOUT = ("begin", "look", "stop", "remove")
 CALLS = ("look", "begin", "put", "sent", "start", "stop", "remove", "batches")
 BEGIN = """import sys
 sys.path.insert(0, sys.argv[1] + "/program")
@@ -47,6 +49,8 @@ class Folder:
             return dict(call(wanted))
         with self._held(alone=wanted["do"] in ALONE):
             now = self._id()
+            if now is None and wanted["do"] not in WITHOUT:
+                return {"error": "another call has removed it", "begun_again": True}
             if now in (None, wanted.get("id", now), wanted.get("new")):
                 return dict(call(wanted))
             return {"error": "another call has begun it again", "begun_again": True}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -273,7 +274,8 @@ def test_answers_that_were_fetched_bind_what_is_started_next_to_their_model(long
         until(lambda: head.answered() >= 12, 60)
         head.serve(other, "g2")
         hold.set()
-        until(lambda: any('"failed"' in path.read_text() for path in head.state.glob("batch/*/status.json")), 60)
+        (there,) = head.state.glob("batch/*")
+        until(lambda: not Folder(there)._pid(), 60)
         if longer:
             more = json.dumps({"custom_id": "new", "url": "/v1/completions", "body": {"prompt": "new"}})
             wanted.files.source.write_text(f"{wanted.files.source.read_text()}{more}\n")
@@ -595,6 +597,25 @@ def test_a_laptop_that_was_asleep_removes_no_answers_of_another(head: Head) -> N
         asked = sum(api.asked.values())
         action.answer_batch(third, head.events.append)
     assert (texts(third), sum(api.asked.values())) == (ALL, asked)
+
+
+# fault: features/batch/on_host/batch_job.py: if now is None and wanted["do"] not in WITHOUT: → if False:
+def test_one_that_is_removed_before_it_starts_is_sent_again(head: Head) -> None:
+    """It ended with "No such file or directory: input", and left a folder on the head."""
+    start, removed = HeadJob.start, list[Path]()
+
+    def remove_and_start(job: HeadJob, options: Mapping[str, object]) -> None:
+        if not removed:
+            removed.append(Path(job.folder))
+            shutil.rmtree(job.folder)
+        start(job, options)
+
+    head.monkeypatch.setattr(HeadJob, "start", remove_and_start)
+    with head.serving(answer) as (api, wanted):
+        action.answer_batch(wanted, head.events.append)
+    assert (texts(wanted), {*api.asked.values()}) == (ALL, {1})
+    assert any("another call has removed it; this one continues" in event.text for event in head.events)
+    assert not (head.state / "batch").exists()
 
 
 # fault: features/batch/action.py: self._at, self._rows, self.running = 0, 0, False → self.running = False

@@ -51,6 +51,21 @@ def test_a_call_about_what_another_one_has_begun_again_does_nothing(do: str, tmp
     assert not job.path.exists()
 
 
+# fault: features/batch/on_host/batch_job.py: if now is None and wanted["do"] not in WITHOUT: → if False:
+@pytest.mark.parametrize("do", ["put", "sent", "start"])
+@pytest.mark.parametrize("named", [{}, {"id": "a"}])
+def test_what_was_removed_is_not_made_again_by_a_call_about_it(do: str, named: dict[str, str], tmp_path: Path) -> None:
+    """Its program was started without lines, in a folder that no later call could name."""
+    (tmp_path / "state").mkdir()
+    job = batch_job.Folder(tmp_path / "state" / "batch" / "job")
+    assert job.answer({"do": do, **named}) == {"error": "another call has removed it", "begun_again": True}
+    assert not job.path.exists()
+    for harmless in ("stop", "remove"):
+        assert job.answer({"do": harmless, **named}) == {}
+    assert job.answer({"do": "look", **named, "from": 0})["state"]["sent"] is False
+    assert not job.path.exists()
+
+
 def test_a_full_disk_takes_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_job, "SPARE", 1 << 60)
     job = batch_job.Folder(tmp_path / "job")

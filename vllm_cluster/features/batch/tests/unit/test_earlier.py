@@ -54,6 +54,17 @@ def test_only_ones_own_of_the_same_output_and_options_are_found(tmp_path: Path) 
     assert earlier((begun(short, files.output, "ann@laptop"), entries[1]), files, {}, key) == []
 
 
+# fault: features/batch/earlier.py: if one in mine), MOST) → if one in mine), None)
+def test_of_many_beginnings_the_longest_few_are_looked_at(tmp_path: Path) -> None:
+    """A head lists what it likes: to look at thousands one after another took hours."""
+    files = BatchFiles(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    files.source.write_text("".join(f'{{"custom_id": "{number}"}}\n' for number in range(50)))
+    found = [*keys(files, {})]
+    asked = BatchCall(whoami(), 1.0, str(files.source), str(files.output))
+    entries = tuple(JobEntry(key, JobState(running=True, sent=True), asked) for key in found)
+    assert earlier(entries, files, {}, found[-1]) == found[-4:-1]
+
+
 # fault: features/batch/earlier.py: except ValueError: → except ZeroDivisionError:
 @pytest.mark.parametrize("reply", [{}, {"batches": [{"key": "../x"}]}])
 def test_what_others_have_there_ends_no_batch(reply: dict[str, Any]) -> None:
