@@ -11,7 +11,7 @@ from vllm_cluster.features.batch.replies import JobEntry, read_entries
 from vllm_cluster.kernel.hosts.program import Message
 from vllm_cluster.kernel.laptop import whoami
 
-MOST = 3
+LOOKED_AT = 3
 
 
 def earlier(entries: tuple[JobEntry, ...], files: BatchFiles, fields: Mapping[str, object], key: str) -> list[str]:
@@ -22,7 +22,7 @@ def earlier(entries: tuple[JobEntry, ...], files: BatchFiles, fields: Mapping[st
     """
     me, output = whoami(), str(files.output.absolute())
     mine = {one.key for one in entries if one.asked and (one.asked.user, one.asked.output) == (me, output)} - {key}
-    return [*deque((one for one in keys(files, fields) if one in mine), MOST)] if mine else []
+    return [*deque((one for one in keys(files, fields) if one in mine), LOOKED_AT)] if mine else []
 
 
 def keys(files: BatchFiles, fields: Mapping[str, object]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem, no_constant
-from vllm_cluster.features.batch.on_head.room import BEGINNING, Arriving
+from vllm_cluster.features.batch.on_head.room import BEGINNING, AnswerSoFar
 from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
 
@@ -139,7 +139,7 @@ class ApiClient:
             yield await self._post(line, names, held)
 
     async def _post(self, line: BatchLine, names: frozenset[str], held: AsyncExitStack) -> Outcome:
-        arriving = Arriving(self._folder)
+        arriving = AnswerSoFar(self._folder)
         held.callback(arriving.close)
         try:
             async with self._ask("POST", line.path, self._seconds, line.body) as reply:
@@ -177,7 +177,7 @@ class ApiClient:
             raise ConnectionRefusedError(f"no program of this user listens at {at.host}:{at.port}")
 
 
-async def _arrive(reply: aiohttp.ClientResponse, arriving: Arriving) -> bool:
+async def _arrive(reply: aiohttp.ClientResponse, arriving: AnswerSoFar) -> bool:
     """Take in all of an answer, unless it is too long; whether it is whole."""
     if (reply.content_length or 0) > MAX_ANSWER:
         return False

@@ -21,12 +21,12 @@ def lack_of_room(folder: Path, more: int = 0) -> str:
     return f"{free >> 20} MB are free on the head's disk ({folder}), and {SPARE + more >> 20} stay free"
 
 
-class Arriving:
+class AnswerSoFar:
     """The content of an answer, as far as it has arrived; its file has no name, and is gone with this program."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.size = folder, 0
-        self._file = SpooledTemporaryFile[bytes](BEGINNING, dir=folder)
+        self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(BEGINNING, dir=str(folder))  # noqa: SIM115
 
     @property
     def long(self) -> bool:
@@ -46,9 +46,10 @@ class Arriving:
 
     def whole(self) -> bytes:
         """Take it into memory, and free its room."""
-        with self._file as file:
-            file.seek(0)
-            return file.read()
+        self._file.seek(0)
+        found = self._file.read()
+        self.close()
+        return found
 
     def close(self) -> None:
         """Free its room."""

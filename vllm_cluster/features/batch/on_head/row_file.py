@@ -33,7 +33,7 @@ class RowFile:
     def __init__(self, path: Path, *, new: bool = False, follow: bool = True, own: bool = False) -> None:
         """Open or create it; where it must be `new`, only the latter; unless it may `follow` one, not behind a link.
 
-        Of one that is this program's `own`, whatever follows the whole rows is cut.
+        Of one that is this program's `own`, all that follows the whole rows is cut.
 
         Raises:
             InUse: another run writes it.

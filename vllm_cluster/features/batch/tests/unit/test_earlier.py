@@ -54,7 +54,7 @@ def test_only_ones_own_of_the_same_output_and_options_are_found(tmp_path: Path) 
     assert earlier((begun(short, files.output, "ann@laptop"), entries[1]), files, {}, key) == []
 
 
-# fault: features/batch/earlier.py: if one in mine), MOST) → if one in mine), None)
+# fault: features/batch/earlier.py: if one in mine), LOOKED_AT) → if one in mine), None)
 def test_of_many_beginnings_the_longest_few_are_looked_at(tmp_path: Path) -> None:
     """A head lists what it likes: to look at thousands one after another took hours."""
     files = BatchFiles(tmp_path / "in.jsonl", tmp_path / "out.jsonl")

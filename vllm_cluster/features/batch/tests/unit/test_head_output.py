@@ -63,7 +63,7 @@ def test_what_a_loss_of_power_left_ends_no_batch(left: bytes, folder: Path) -> N
     assert sum(api.asked.values()) == (2 if left.startswith(ROWS[0]) else 3)
 
 
-def test_zeros_alone_are_no_output_of_a_person(tmp_path: Path) -> None:
+def test_an_output_of_zeros_on_a_laptop_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(b"\0" * 4096)
     with closing(RowFile(path)) as rows, pytest.raises(BatchProblem, match="not a row that vcluster batch writes"):
@@ -74,7 +74,7 @@ def test_zeros_alone_are_no_output_of_a_person(tmp_path: Path) -> None:
 # fault: features/batch/on_head/runner.py: models = models or {model_of(row)} - {""} → pass
 @pytest.mark.parametrize("before", [b"", error_row(PLACES[1], "r1", 400, "refused", "why")])
 def test_a_program_that_starts_again_is_bound_to_the_model_of_its_answers(before: bytes, folder: Path) -> None:
-    """Those that no laptop had fetched bound no one: answers of two models came into one output."""
+    """No laptop had fetched them, so nothing bound it: answers of two models came into one output."""
     (folder / "output.jsonl").write_bytes(before + ROWS[0])
 
     def reply(_prompt: str, _times: int) -> Reply:

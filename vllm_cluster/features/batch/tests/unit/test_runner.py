@@ -302,7 +302,7 @@ print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
 """
 
 
-# fault: features/batch/on_head/room.py: SpooledTemporaryFile[bytes](BEGINNING, → SpooledTemporaryFile[bytes](0,
+# fault: features/batch/on_head/room.py: SpooledTemporaryFile(BEGINNING, → SpooledTemporaryFile(0,
 # fault: features/batch/on_head/client.py: await held.enter_async_context(self._alone) → pass
 @pytest.mark.slow
 def test_long_answers_take_the_memory_of_one(tmp_path: Path) -> None:
