@@ -109,12 +109,12 @@ def plain_at(raw: bytes, path: Sequence[str], known: Collection[str] | None = No
 def text_at(raw: bytes, path: Sequence[str]) -> str:
     """The text at this path of keys; empty where there is none, or no JSON."""
     try:
-        if len(raw) > SHORT:
-            found = plain_at(raw, path)
-        else:
+        if len(raw) <= SHORT:
             found = None if is_deep(raw) else json.loads(raw.decode())
             for key in path:
                 found = found.get(key) if isinstance(found, dict) else None
+        else:
+            found = plain_at(raw, path)
     except ValueError:
         return ""
     return found if isinstance(found, str) else ""

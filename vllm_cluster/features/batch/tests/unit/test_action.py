@@ -577,7 +577,7 @@ def with_output(head: Head, wanted: Batch, name: str) -> Batch:
 
 
 # fault: features/batch/head_job.py: self._id = found.state.id if self._id is None else self._id → pass
-# fault: features/batch/action.py: except BegunAgain: → except ZeroDivisionError:
+# fault: features/batch/action.py: except BegunAgain as error: → except ZeroDivisionError as error:
 def test_a_laptop_that_was_asleep_removes_no_answers_of_another(head: Head) -> None:
     """It had all rows, and its removal came late: that of a batch which another laptop had begun since."""
     with head.serving(answer) as (api, wanted):
