@@ -391,3 +391,34 @@ def test_a_word_that_is_no_longer_true_takes_no_key_away() -> None:
         refused = lab.run(world, THERE.model_copy(update={"keep": "gpu1"}), lab.do_up)
         assert (lab.code(refused), refused.script.changing) == (3, [])
         assert keys_of(world.machines["gpu3"]) == keys
+
+
+# fault: serving/cluster/up.py: there = not sources and inventory.head_name in → there = not sources or inventory.head_name in
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("share", [0.3, 0.4, 0.5])
+@pytest.mark.parametrize("back", [False, True], ids=["another machine in its place", "the head is back"])
+def test_a_head_that_was_given_up_too_soon_is_first_once_it_is_back(share: float, back: bool) -> None:
+    """The run that made another one broke off, and that was remembered as one that this machine had made."""
+    away = inventory(3, 2)
+    with lab.cluster(3, lab.do_up, lab.do_serve) as world:
+        true_id = labels_of(world.machines["gpu1"])[0][ID]
+        pinned = away.model_copy(update={"id": true_id})
+        world.machines["gpu1"].reachable = False
+        world.heads.clear()
+        world.new_keys += 1
+        world.api_key = None
+        start = world.snapshot()
+        calls = len(lab.succeed(world, pinned, lab.do_up).script.calls)
+    world = World.again(start)
+    with lab.inside(world):
+        lab.run(world, pinned, lab.do_up, Script({int(calls * share): Fault.KILLED}))
+        head = world.machines["gpu1"]
+        head.reachable, keys = True, keys_of(head)
+        if not back:
+            claim_head(world, "gpu3", own=True)
+            empty(head)
+            refused = lab.run(world, inventory(1, 3).model_copy(update={"id": true_id}), lab.do_up)
+            assert lab.code(refused) == 3, refused.story()
+            return
+        bring_up(world, THERE.model_copy(update={"id": true_id}), true_id, first=True)
+        assert (keys_of(head), b"org/model" in files(head)["wanted.json"]) == (keys, True)

@@ -96,7 +96,7 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
 def follow_first(words: Inventory, refused: str) -> list[Inventory]:
     """Do the first step of a refusal, as a person who takes any first line; returns what to bring up then."""
     one = re.search(
-        r"^if (\w+) is the head:(?: set head: \w+)?\nvcluster up --keep (\w+)(\nthen set)?", refused, re.MULTILINE
+        r"(?:^|: )if (\w+) is the head:(?: set head: \w+)?\nvcluster up --keep (\w+)(\nthen set)?", refused, re.MULTILINE
     )
     assert one, refused
     keep = {"keep": one[2]} | ({"head": one[1]} if one[3] else {})
