@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -61,6 +62,31 @@ def test_hosts_with_two_stores_are_one_fleet(sandbox: Sandbox, host: str) -> Non
         measured.figure = "up converges; the second one: 0 operations; pushed both ways"
 
 
+# What Docker saves of an image, with one layer that is another one: packed, it is a thousandth of what it becomes.
+LYING = """#!/usr/bin/env python3
+import gzip, io, json, os, subprocess, sys, tarfile
+docker = {docker!r}
+if sys.argv[1:2] != ["save"]:
+    os.execv(docker, ["docker", *sys.argv[1:]])
+saved = tarfile.open(fileobj=io.BytesIO(subprocess.run([docker, *sys.argv[1:]], stdout=-1, check=True).stdout))
+made = tarfile.open(fileobj=sys.stdout.buffer, mode="w|")
+def add(name, data):
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    made.addfile(entry, io.BytesIO(data))
+for entry in saved:
+    if entry.name != "manifest.json":
+        made.addfile(entry, saved.extractfile(entry) if entry.isfile() else None)
+listed = json.load(saved.extractfile("manifest.json"))
+listed[0]["Layers"][-1] = "other"
+large = tarfile.TarInfo("large")
+large.size = 256 << 20
+add("other", gzip.compress(large.tobuf() + bytes(large.size + 1024)))
+add("manifest.json", json.dumps(listed).encode())
+made.close()
+"""
+
+
 def push(stores: TwoStores, name: str, source: str) -> None:
     """Push an image that the other host lacks; another push sends nothing."""
     sent = stores.vcluster("image", "push", name, "--from", source)
@@ -94,3 +120,22 @@ def test_an_image_goes_from_docker_to_a_containerd_store_and_back(tmp_path: Path
             )
         engines = [stores.docker(host, "version", "-f", "{{.Server.Version}}") for host in stores.sockets]
         measured.figure = f"whole both ways, Docker {engines[0]} and {engines[1]}; again: nothing is sent"
+
+
+@pytest.mark.promise("P47")
+def test_a_host_that_saves_another_layer_than_its_own_reaches_no_other_hosts_docker(tmp_path: Path) -> None:
+    """The remedy does not ask it again; and the images of both are as they were."""
+    with (
+        attack("P47", "image push from a host whose docker save gives a layer that unpacks to 256 MB") as measured,
+        two_stores(tmp_path) as stores,
+    ):
+        stores.docker("classic", "tag", stores.base, "stores/first:1")
+        stores.replace("classic", "docker", LYING.format(docker=which("docker")))
+        before = stores.docker("containerd", "images", "--all", "--quiet")
+        sent = stores.vcluster("image", "push", "stores/first:1", "containerd", "--from", "classic")
+        assert sent.returncode == 1, sent.stderr
+        assert "classic: docker save failed: it gave other layers than those that its Docker lists" in sent.stderr
+        assert "fix: pull the image on each host" in sent.stderr
+        assert "--from" not in sent.stderr
+        assert stores.docker("containerd", "images", "--all", "--quiet") == before
+        measured.figure = "refused before a byte is sent; the source is named"

@@ -47,6 +47,13 @@ class TwoStores:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def replace(self, host: str, name: str, program: str) -> None:
+        """Have a host run this program where it is to run the one of that name."""
+        place = self.folder / host / "bin" / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(program)
+        place.chmod(0o700)
+
     def vcluster(self, *words: str) -> Finished:
         """Run a verb on both."""
         return run(*words, cwd=self.folder, XDG_CACHE_HOME=str(self.folder / "cache"))
@@ -62,7 +69,8 @@ def two_stores(folder: Path) -> Iterator[TwoStores]:
         for address, (name, docker) in zip(ADDRESSES, sockets.items(), strict=True):
             subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
             stack.callback(subprocess.run, ["ip", "address", "delete", f"{address}/32", "dev", "lo"], check=True)
-            server = Sshd(folder / name, key, options=(f"SetEnv SHLVL=2 DOCKER_HOST={docker}",)).start()
+            path = f"{folder}/{name}/bin:{os.environ['PATH']}"
+            server = Sshd(folder / name, key, options=(f"SetEnv SHLVL=2 DOCKER_HOST={docker} PATH={path}",)).start()
             stack.callback(server.stop)
             known += server.known_line()
             hosts += f"  {name}: {{address: {address}, ssh: {{host: 127.0.0.1, port: {server.port}}}}}\n"

@@ -17,6 +17,7 @@ from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
 from vllm_cluster.kernel.images import carrier as image_carrier
+from vllm_cluster.kernel.images.for_docker import REFUSED
 from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
 
 FACTS = files("vllm_cluster.kernel.facts").joinpath("facts.sh").read_bytes()
@@ -134,11 +135,11 @@ class FakeTransport:
         if image_carrier.IN_FOLDER in argv:
             return _NoPythonStream(self, world)
         if image_carrier.SAVE in argv:
-            return _SplitStream(self, world, argv[list(argv).index(image_carrier.SAVE) + 2], fault)
+            return _SplitStream(self, world, argv, fault)
         if {*argv} & {image_carrier.LOAD, image_carrier.LOAD_WITH_ROOM}:
             return _LoadStream(self, world, fault, packed=image_carrier.LOAD in argv)
         if "cat" in command:
-            return _BlobsStream(self, world)
+            return _BlobsStream(self, world, command[command.index("cat") + 1 :])
         if not command:
             raise AssertionError(f"an unknown command: {argv}")
         return _CarryStream(self, world, command, fault) if programs.carries(command, self.machine) else None
@@ -336,13 +337,15 @@ class _PullStream(_Stream):
 class _SplitStream(_Stream):
     """`docker save` into the program that makes blobs of it."""
 
-    def __init__(self, transport: FakeTransport, world: World, image: str, fault: Fault | None) -> None:
+    def __init__(self, transport: FakeTransport, world: World, argv: Sequence[str], fault: Fault | None) -> None:
         super().__init__(transport, world)
         self.ended, self._code = True, 1 if fault else 0
+        image, *words = argv[list(argv).index(image_carrier.SAVE) + 2 :]
+        have = int(words[words.index("-c") + 2])
         if fault is None or fault.happens:
             picture = world.swaps.get(transport.host) or transport.machine.images[image]
             world.blobs[transport.host] = picture
-            self.out += json.dumps(blobs.row(picture)).encode() + b"\n"
+            self.out += json.dumps(blobs.row(picture, have)).encode() + b"\n"
 
     def exit_code(self) -> int | None:
         """How docker ended."""
@@ -366,12 +369,13 @@ class _NoPythonStream(_Stream):
 
 
 class _BlobsStream(_Stream):
-    """`cat` of the blobs."""
+    """`cat` of blobs."""
 
-    def __init__(self, transport: FakeTransport, world: World) -> None:
+    def __init__(self, transport: FakeTransport, world: World, names: Sequence[str]) -> None:
         super().__init__(transport, world)
         self.ended = True
-        made = b"".join(blobs.of(world.blobs[transport.host]).values())
+        there = blobs.of(world.blobs[transport.host])
+        made = b"".join(there[name] for name in names)
         self.out += made[::-1] if world.forges == transport.host else made
 
 
@@ -380,9 +384,12 @@ class _LoadStream(_Stream):
 
     def __init__(self, transport: FakeTransport, world: World, fault: Fault | None, *, packed: bool) -> None:
         super().__init__(transport, world)
-        self._fault, self._taken = fault, b""
+        self._fault, self._taken, self._refusal = fault, b"", ""
         if packed:
-            self._load(world.blobs[transport.host])
+            self._refusal = blobs.refusal(sent := world.blobs[transport.host])
+            self.ended = True
+            if not self._refusal:
+                self._load(sent)
 
     def take(self, data: bytes) -> None:
         self._taken += data
@@ -397,9 +404,13 @@ class _LoadStream(_Stream):
             there = self.transport.machine.take_image(sent)
             self.out += f"Loaded image ID: {there.id}\n".encode()
 
+    def stderr_tail(self) -> str:
+        """What is wrong with the blobs."""
+        return self._refusal
+
     def exit_code(self) -> int | None:
-        """It fails where the archive ends too early."""
-        return 1 if self._fault else 0
+        """It fails where the archive ends too early, and is not begun where a blob is not for Docker."""
+        return REFUSED if self._refusal else 1 if self._fault else 0
 
 
 class _ProgramStream(_Stream):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.sim import blobs
 from tests.support.sim.world import Box, File, Machine, Picture, Volume, World, identity
 
 
@@ -323,7 +324,7 @@ def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
 @route("GET", "/images/*/json")
 def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
     picture = engine.picture(reference)
-    layers = {"Type": "layers", "Layers": [picture.content or picture.id]}
+    layers = {"Type": "layers", "Layers": [f"sha256:{digest}" for digest in [*blobs.of(picture)][1:]]}
     driver = {"Name": "overlayfs" if engine.machine.containerd else "overlay2"}
     # Docker's own builder notes what it began with, and containerd's store does not show it.
     config = {**EMPTY_CONFIG, "Image": "" if engine.machine.containerd else f"sha256:{0:064}"}

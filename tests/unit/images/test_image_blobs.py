@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import io
 import json
+import lzma
 import subprocess
+import sys
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +21,8 @@ from hypothesis import strategies as st
 
 from tests.support.ports import free_port
 from vllm_cluster.kernel.hosts.program import python
-from vllm_cluster.kernel.images.carrier import blobs_in, load_with_room
+from vllm_cluster.kernel.images import for_docker
+from vllm_cluster.kernel.images.carrier import LOAD, blobs_in, load_with_room
 from vllm_cluster.kernel.images.on_host import pack_image, split_image
 from vllm_cluster.kernel.node.program import importable
 
@@ -67,6 +72,10 @@ def oci_form(layers: list[bytes]) -> Members:
     return [*blobs, ("index.json", b"{}"), ("manifest.json", manifest(names[0], names[1:])), ("oci-layout", b"{}")]
 
 
+def listed(row: dict[str, Any]) -> list[str]:
+    return [f"sha256:{layer}" for layer in row["layers"]]
+
+
 def split(members: Members, folder: Path, have: int = 0, unneeded: tuple[str, ...] = ()) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -82,9 +91,13 @@ def packed(row: dict[str, Any], folder: Path) -> dict[str, bytes]:
         return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
 
 
+# None that begins as one that is packed.
+LAYERS = st.binary(max_size=2000).map(lambda data: data and b"." + data)
+
+
 # fault: kernel/images/on_host/pack_image.py: "RepoTags": None → "RepoTags": ["postgres:17"]
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-@given(layers=st.lists(st.binary(max_size=2000), min_size=1, max_size=5), old=st.booleans(), data=st.data())
+@given(layers=st.lists(LAYERS, min_size=1, max_size=5), old=st.booleans(), data=st.data())
 def test_what_docker_saved_comes_out_as_its_blobs_and_no_name(
     tmp_path_factory: pytest.TempPathFactory, layers: list[bytes], old: bool, data: st.DataObject
 ) -> None:
@@ -95,7 +108,7 @@ def test_what_docker_saved_comes_out_as_its_blobs_and_no_name(
     sent = {digest(one): one for one in (CONFIG, *layers[have:])}
     assert row["sizes"] == {name: len(one) for name, one in sent.items()}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == sent
-    assert dict(blobs_in(row, len(layers)).sizes) == row["sizes"]
+    assert dict(blobs_in(row, listed(row), have).sizes) == row["sizes"]
     files = packed(row, folder)
     assert json.loads(files.pop("manifest.json")) == [
         {"Config": row["config"], "RepoTags": None, "Layers": row["layers"]}
@@ -145,10 +158,184 @@ def test_no_name_in_an_archive_decides_where_anything_is_written(tmp_path: Path)
     assert row["layers"] == [digest(b"layer")]
 
 
+def tar_of(*files: tuple[str, bytes, dict[str, str]], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """A layer: files by name, with their content and what their extended headers have."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as tar:
+        for name, content, extended in files:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.pax_headers = len(content), extended
+            tar.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
+
+def config_of(*layers: bytes) -> bytes:
+    return json.dumps({"rootfs": {"diff_ids": [f"sha256:{digest(layer)}" for layer in layers]}}).encode()
+
+
+LAYER = tar_of(("a", b"x" * 3000, {}), ("b" * 300, b"y", {"mtime": "1.5", "SCHILY.xattr.user.a": "\n9 size=7\n"}))
+
+
+# fault: kernel/images/on_host/split_image.py: return gzip.GzipFile(fileobj=content) if beginning.startswith(GZIP) else content → return content
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_layer_that_is_packed_by_gzip_is_sent_as_the_tar_that_it_is(tmp_path: Path, members: int) -> None:
+    """As containerd's store has it: what is announced, has room and is hashed is what Docker writes."""
+    half = len(LAYER) // members
+    packed_layer = b"".join(gzip.compress(LAYER[at : at + half]) for at in range(0, len(LAYER), half))
+    row = split(oci_form([packed_layer]), tmp_path)
+    assert (row["layers"], row["sizes"][digest(LAYER)]) == ([digest(LAYER)], len(LAYER))
+    assert (tmp_path / digest(LAYER)).read_bytes() == LAYER
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [(bz2.compress(LAYER), "bzip2"), (lzma.compress(LAYER), "xz"), (b"\x28\xb5\x2f\xfd" + bytes(99), "zstd")],
+)
+def test_a_layer_that_is_packed_in_another_way_is_named_with_it(tmp_path: Path, layer: bytes, kind: str) -> None:
+    archive_of_it = archive(oci_form([layer])).getvalue()
+    argv = [sys.executable, split_image.__file__, "0"]
+    done = subprocess.run(argv, input=archive_of_it, cwd=tmp_path, capture_output=True, check=False)
+    assert (json.loads(done.stdout), done.stderr) == ({"packed": kind}, b"")
+
+
+def test_a_layer_that_is_cut_off_within_its_packing_is_an_error(tmp_path: Path) -> None:
+    argv = [sys.executable, split_image.__file__, "0"]
+    for layer in (gzip.compress(LAYER)[:-20], b"\x1f\x8b\x08" + b"x" * 99):
+        data = archive(oci_form([layer])).getvalue()
+        done = subprocess.run(argv, input=data, cwd=tmp_path, capture_output=True, check=False)
+        assert (*json.loads(done.stdout),) == ("error",), done.stderr
+
+
+def refusal(config: bytes, layer: bytes, folder: Path, pieces: int) -> str:
+    """What is found in the blobs of an image: as files, and in pieces of a size as they come."""
+    for data in (config, layer):
+        (folder / digest(data)).write_bytes(data)
+    found = [""]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        try:
+            for_docker.look_at(digest(config), [digest(layer)])
+        except ValueError as error:
+            found[0] = str(error).partition(": ")[2]
+    try:
+        for data in (config, layer):
+            one = for_docker.check_of(digest(data), digest(config), [digest(layer)])
+            for at in range(0, len(data), pieces):
+                one.feed(data[at : at + pieces])
+            one.end()
+        found.append("")
+    except ValueError as error:
+        found.append(str(error))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def sized(header: bytes, size: bytes, kind: bytes = b"0") -> bytes:
+    """A header with another size, or of another kind."""
+    return header[:124] + size.ljust(12, b"\0") + header[136:156] + kind + header[157:]
+
+
+HOLES = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a", "GNU.sparse.realsize": f"{1 << 40}"}
+ENTRY = tarfile.TarInfo("a").tobuf()
+HOSTILE = [
+    (gzip.compress(LAYER), "it is packed"),
+    (bz2.compress(LAYER), "it is packed"),
+    (lzma.compress(LAYER), "it is packed"),
+    (b"\x28\xb5\x2f\xfd" + bytes(2000), "it is packed"),
+    (b"\x5a\x2a\x4d\x18" + bytes(2000), "it is packed"),
+    # A name may begin as such a file does, and Docker looks at the beginning alone.
+    (tar_of(("BZh91AY", b"", {})), "it is packed"),
+    (bz2.compress(bytes(10**6)), "it is packed"),
+    (LAYER[:100], "it is cut off"),
+    (tar_of(("a", b"1\n0\n1\n".ljust(512), HOLES)), "it has a file with holes"),
+    (tar_of(("a", b"x", {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"})), "it has a file with holes"),
+    (tar_of(("first", bytes(900), {}), ("a", b"x", HOLES)), "it has a file with holes"),
+    (sized(ENTRY, b"1000", b"S"), "it has an entry of the kind b'S'"),
+    (sized(ENTRY, b"1000", b"g"), "it has an entry of the kind b'g'"),
+    (sized(ENTRY, b"1000", b"\0"), "it has an entry of the kind"),
+    (sized(ENTRY, b"+5"), "it has an entry of no size"),
+    (sized(ENTRY, b"\xff" * 12), "it has an entry of no size"),
+    (sized(ENTRY, b"99999999", b"x"), "it has an entry of no size"),
+    (sized(ENTRY, b"77777777", b"x"), "it has an entry of the kind b'x'"),
+    (sized(ENTRY, b"14", b"x") + b"12 size=-99\n".ljust(512, b"\0"), "it has an entry of no size"),
+    (sized(ENTRY, b"14", b"x") + b"99 size=999\n".ljust(512, b"\0"), "it has an entry that cannot be read"),
+    (sized(ENTRY, b"14", b"x") + b"1 size=9999\n".ljust(512, b"\0"), "it has an entry that cannot be read"),
+    # What two files have in one place is the second one's.
+    (sized(ENTRY, b"0", b"1") + tar_of(("a", b"x", HOLES)), "it has a file with holes"),
+    (sized(ENTRY, b"1000", b"5") + tar_of(("a", b"x", HOLES)), "it has a file with holes"),
+]
+
+
+# fault: kernel/images/for_docker.py: if not self._begun and PACKED.match(block): → if False:
+# fault: kernel/images/for_docker.py: if key.startswith(SPARSE): → if False:
+# fault: kernel/images/for_docker.py: if self._rest: → if False:
+# fault: kernel/images/for_docker.py: if field[0] == 0x80: → if field[0] & 0x80:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize(("layer", "why"), HOSTILE)
+@pytest.mark.parametrize("pieces", [7, 512, 1000, 1 << 20])
+def test_a_layer_that_would_become_more_than_its_bytes_is_not_for_docker(
+    tmp_path: Path, layer: bytes, why: str, pieces: int
+) -> None:
+    """Docker unpacked 1,036 bytes to 1.1 GB, and a header of 1 KB to a file of 1 GB, before it compared a digest."""
+    assert refusal(config_of(layer), layer, tmp_path, pieces).startswith(why)
+
+
+HARMLESS = [
+    b"",
+    bytes(1024),
+    LAYER,
+    tar_of(("d/" * 90 + "a", b"x" * 513, {}), ("l" * 200, b"", {}), form=tarfile.GNU_FORMAT),
+    # A size is in the extended header where the file has more than 8 GB, and may be so for any.
+    tar_of(("a", HOSTILE[0][0], {"size": str(len(HOSTILE[0][0]))}), ("b", b"GNU.sparse.major=1", {})),
+    sized(ENTRY, b"\x80".ljust(11, b"\0") + b"\x07") + b"content".ljust(512, b"\0") + bytes(1024),
+    sized(ENTRY, b"0", b"\0") + sized(ENTRY, b"", b"5") + sized(ENTRY, b"17", b"1") + sized(ENTRY, b"0", b"2"),
+    LAYER + gzip.compress(LAYER),
+]
+
+
+@pytest.mark.parametrize("layer", HARMLESS)
+@pytest.mark.parametrize("pieces", [7, 512, 1000, 1 << 20])
+def test_a_layer_as_docker_writes_it_is_for_docker(tmp_path: Path, layer: bytes, pieces: int) -> None:
+    assert refusal(config_of(layer), layer, tmp_path, pieces) == ""
+
+
+# fault: kernel/images/for_docker.py: if there != self._listed: → if False:
+@pytest.mark.parametrize(
+    "config", [b"", b"{}", b"[" * 10**5, b'{"rootfs": 1}', config_of(), config_of(LAYER, LAYER), config_of(b"other")]
+)
+def test_a_configuration_that_lists_other_layers_is_not_for_docker(tmp_path: Path, config: bytes) -> None:
+    assert refusal(config, LAYER, tmp_path, 100) == "it lists other layers"
+
+
+# fault: kernel/images/carrier.py: "$@" "$look" "$blobs" && → true &&
+@pytest.mark.parametrize("layer", [LAYER, gzip.compress(LAYER)])
+def test_docker_sees_no_byte_of_what_is_not_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: bytes
+) -> None:
+    config, docker = config_of(layer), tmp_path / "docker"
+    for data in (config, layer):
+        (tmp_path / digest(data)).write_bytes(data)
+    docker.write_text(f"#!/bin/sh\ncat >{tmp_path}/loaded\n")
+    docker.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    blobs = json.dumps({"config": digest(config), "layers": [digest(layer)]})
+    programs = (Path(str(module.__file__)).read_text() for module in (for_docker, pack_image))
+    argv = ["sh", "-c", LOAD, "sh", *programs, blobs, sys.executable, "-c"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if layer == LAYER:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / "loaded").stat().st_size > len(LAYER)
+    else:
+        assert (done.returncode, done.stderr) == (for_docker.REFUSED, f"{digest(layer)}: it is packed\n")
+        assert not (tmp_path / "loaded").exists()
+
+
 ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" * 64: 1, "b" * 64: 2}}
 
 
-# fault: kernel/images/carrier.py: if len(found.layers) != layers or → if
+# fault: kernel/images/carrier.py: if [f"sha256:{layer}" for layer in found.layers] != [*layers]: → if not found.layers:
+# fault: kernel/images/carrier.py: != {found.config, *found.layers[have:]} or → > {found.config, *found.layers[have:]} or
+# fault: kernel/images/carrier.py: or found.sizes[found.config] > MAX_CONFIG: → or not found.config:
 @pytest.mark.parametrize(
     "changed",
     [
@@ -163,12 +350,15 @@ ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" *
         {"sizes": {"a" * 64: 10**400}},
         {"sizes": {"a" * 64: True}},
         {"sizes": 7},
+        {"layers": ["c" * 64], "sizes": {"a" * 64: 1, "c" * 64: 2}},
+        {"sizes": {"a" * 64: 1}},
+        {"sizes": {"a" * 64: 10**8, "b" * 64: 2}},
     ],
 )
 def test_blobs_that_are_not_of_the_image_are_refused_by_the_laptop(changed: dict[str, Any]) -> None:
-    assert blobs_in(ROW, 1).size == 3
-    with pytest.raises(ValueError, match=r"docker save|other blobs"):
-        blobs_in({**ROW, **changed}, 1)
+    assert blobs_in(ROW, listed(ROW), 0).size == 3
+    with pytest.raises(ValueError, match=r"docker save|other blobs|other layers"):
+        blobs_in({**ROW, **changed}, listed(ROW), 0)
 
 
 class Carrying:

@@ -12,6 +12,7 @@ from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import Message, OnHost, RemoteProgram, python, read_message, source, start
+from vllm_cluster.kernel.images.for_docker import REFUSED
 from vllm_cluster.kernel.node.program import importable
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import Content
@@ -37,7 +38,9 @@ trap 'rm -rf "$d"' EXIT
 trap : HUP TERM
 "$@\""""
 SAVE = 'image=$1; shift; docker save "$image" | "$@"'
-LOAD = '"$@" | docker load'
+# The first call looks at all that the second one writes.
+LOAD = """look=$1 pack=$2 blobs=$3; shift 3
+"$@" "$look" "$blobs" && "$@" "$pack" "$blobs" | docker load"""
 # Of an archive on its standard input, which has what the source announced. Where Docker's folder cannot be seen, Docker
 # itself finds out.
 LOAD_WITH_ROOM = r"""root=$(docker info --format '{{.DockerRootDir}}')
@@ -47,6 +50,10 @@ echo "Docker has $free KB free, and $1 KB are needed" >&2
 exit 1"""
 # Docker unpacks an archive before it makes layers of it.
 COPIES = 2
+# As much as containerd reads of one.
+MAX_CONFIG = 8 << 20
+# Where a source is at fault: it is not asked again.
+WITHOUT_SOURCE = "pull the image on each host"
 
 
 @dataclass(frozen=True)
@@ -79,15 +86,16 @@ class ImageBlobs:
         return {config: self.config, layers: list(self.layers)}
 
 
-def blobs_in(row: Message, layers: int) -> ImageBlobs:
-    """What a host found in its image of so many layers.
+def blobs_in(row: Message, layers: Sequence[str], have: int) -> ImageBlobs:
+    """What a host found in its image of these layers, of which the first ones are not sent.
 
     Raises:
         ValueError: it is none of that.
     """
     found = convert(ImageBlobs, row, "docker save")
-    known = {found.config, *found.layers}
-    if len(found.layers) != layers or found.config not in found.sizes or not known.issuperset(found.sizes):
+    if [f"sha256:{layer}" for layer in found.layers] != [*layers]:
+        raise ValueError("other layers than those that its Docker lists")
+    if {*found.sizes} != {found.config, *found.layers[have:]} or found.sizes[found.config] > MAX_CONFIG:
         raise ValueError("other blobs than those of the image")
     return found
 
@@ -167,13 +175,17 @@ class ImageCarrier:
                     due.move(count := self._row(row).read)
                     read(count)
             printed = end_of(running.finish(self._runtime.after(END_SECONDS)).text, 300)
+        host = self._connection.name
+        if packed := row.get("packed"):
+            text = f"has a layer that is packed by {words(str(packed))}, and sends those alone that are packed by gzip"
+            raise HostError(host, text, hint=WITHOUT_SOURCE)
         try:
-            return blobs_in(row, len(image.layers))
+            return blobs_in(row, image.layers, have)
         except ValueError as error:
             # What Docker printed is the cause where the program finds what Docker wrote unreadable.
-            refusal = words(str(row.get("error") or ""))
-            why = ": ".join(filter(None, (refusal, printed))) or f"what it found is unreadable: {error}"
-            raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
+            if why := ": ".join(filter(None, (words(str(row.get("error") or "")), printed))):
+                raise HostError(host, f"docker save failed: {why}", hint="vcluster image prune") from None
+            raise HostError(host, f"docker save failed: it gave {error}", hint=WITHOUT_SOURCE) from None
 
     def _row(self, row: Message) -> CarrierRow:
         return read_message(CarrierRow, self._connection.name, "image", row)
@@ -203,25 +215,23 @@ class ImageCarrier:
                 arrived(row.bytes)
         return replace(row, error=f"its program ended: {end_of(self._program.stderr_tail(), 300)}")
 
-    def load(self, blobs: ImageBlobs) -> str:
-        """Give the blobs to the host's Docker; what that printed.
+    def load(self, blobs: ImageBlobs, sender: str) -> str:
+        """Give the blobs that a host sent to this host's Docker; what that printed.
 
         Raises:
+            ValueError: one is not for Docker, which has not seen any.
             HostError: it does not take them.
         """
-        argv = self._beside(
-            (
-                "python3",
-                "-c",
-                source("kernel.images.on_host", "pack_image"),
-                json.dumps(blobs.manifest("config", "layers")),
-            )
-        )
+        programs = source("kernel.images", "for_docker"), source("kernel.images.on_host", "pack_image")
+        argv = (*programs, json.dumps(blobs.manifest("config", "layers")), *self._beside(("python3", "-c")))
         program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), PUSH_SECONDS, changes=True)
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
             ended = running.finish(self._runtime.after(load_seconds(blobs.size)))
+        if ended.code == REFUSED:
+            raise ValueError(words(end_of(ended.text, 300)))
         if ended.code:
-            raise HostError(self._connection.name, f"docker load failed: {end_of(ended.text, 300)}", again=())
+            text = f"docker load failed: {end_of(ended.text, 300)} (sent by {sender})"
+            raise HostError(self._connection.name, text, again=())
         return ended.printed
 
     def reading(self, blobs: ImageBlobs) -> tuple[str, ...]:

@@ -17,12 +17,14 @@ from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.images.carrier import (
     PUSH_SECONDS,
     START_SECONDS,
+    WITHOUT_SOURCE,
     CarrierRow,
     ImageBlobs,
     ImageCarrier,
     load_seconds,
     load_with_room,
 )
+from vllm_cluster.kernel.images.for_docker import check_of
 from vllm_cluster.kernel.images.host_images import discard, find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
@@ -186,7 +188,10 @@ class ImageSource:
             answer = carrier.follow(lambda count: self.emit(_received(receiver.name, count)))
         if answer.whole:
             self.emit(_received(receiver.name, self.size, done=True))
-            return carrier.load(self._blobs)
+            try:
+                return carrier.load(self._blobs, self.connection.name)
+            except ValueError as error:
+                raise self._refused(str(error)) from None
         if answer.bytes:
             raise HostError(receiver.name, f"the image did not arrive: {answer.error}", again=())
         text = f"{receiver.name} cannot get the image from the hosts: it goes through this machine"
@@ -215,7 +220,8 @@ class ImageSource:
                 why = end_of(stream.stderr_tail(), 300) or str(error) or type(error).__name__
                 raise HostError(receiver.name, f"the image did not arrive: {why}", again=()) from error
             if stream.exit_code():
-                raise HostError(receiver.name, f"docker load failed: {end_of(stream.stderr_tail(), 300)}", again=())
+                text = f"docker load failed: {end_of(stream.stderr_tail(), 300)} (sent by {self.connection.name})"
+                raise HostError(receiver.name, text, again=())
         return printed.decode("utf-8", "replace")
 
     def _archive(self) -> Iterator[bytes]:
@@ -226,18 +232,36 @@ class ImageSource:
         deadline, due = self._runtime.after(START_SECONDS), self._runtime.after(PUSH_SECONDS)
         with closing(self.connection.open_stream(self._source.reading(self._blobs), deadline)) as stream:
             for blob, count in self._blobs.sizes.items():
-                digest, left = hashlib.sha256(), count
                 yield _header(blob, count)
-                while left and (piece := self._given(stream, due.sooner(STALL_SECONDS), left)):
-                    digest.update(piece)
-                    left -= len(piece)
-                    yield piece
-                if left or digest.hexdigest() != blob:
-                    raise HostError(self.connection.name, f"gave another blob than {blob}", again=())
+                try:
+                    yield from self._blob(stream, blob, count, due)
+                except ValueError as error:
+                    raise self._refused(f"{blob}: {error}") from None
                 yield bytes(-count % tarfile.BLOCKSIZE)
         content = json.dumps([{"RepoTags": None, **self._blobs.manifest("Config", "Layers")}]).encode()
         yield _header("manifest.json", len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
+
+    def _blob(self, stream: Stream, blob: str, count: int, due: Deadline) -> Iterator[bytes]:
+        """What the source gives as a blob, each piece once it is known to be for Docker.
+
+        Raises:
+            ValueError: it is another one, or not for Docker.
+        """
+        check = check_of(blob, self._blobs.config, [*self._blobs.layers])
+        digest, left = hashlib.sha256(), count
+        while left and (piece := self._given(stream, due.sooner(STALL_SECONDS), left)):
+            digest.update(piece)
+            check.feed(piece)
+            left -= len(piece)
+            yield piece
+        if left or digest.hexdigest() != blob:
+            raise ValueError("its bytes are others")
+        check.end()
+
+    def _refused(self, why: str) -> HostError:
+        """That the source gave what Docker is not to see."""
+        return HostError(self.connection.name, f"gave a blob that is not used: {why}", hint=WITHOUT_SOURCE)
 
     def _given(self, stream: Stream, due: Deadline, most: int) -> bytes:
         """What the source gives next, for a receiver that waits for it.

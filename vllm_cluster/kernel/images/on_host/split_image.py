@@ -1,15 +1,17 @@
 """Splits what `docker save` writes into blobs, each a file that is called by its sha256; standard library alone.
 
 Every Docker's form is read: a folder a layer, where one that is there twice is a link (until Docker 24), or an OCI
-layout, whose layers are compressed where the image came from a registry into containerd. Nothing in the archive decides
-where anything is written, and its names are dropped.
+layout, whose layers are packed by gzip where containerd has them: they are unpacked here, so that a layer has the
+digest that the image's configuration lists, and no more bytes than are announced. Nothing in the archive decides where
+anything is written, and its names are dropped.
 
 Arguments: how many layers from the lowest are not needed, and their digests. Prints how much it has read, and at the
-end {"config", "layers", "sizes"}, or {"error"}.
+end {"config", "layers", "sizes"}, {"packed"} where a layer is packed in another way, or {"error"}.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import posixpath
@@ -17,6 +19,7 @@ import re
 import sys
 import tarfile
 import time
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +29,12 @@ REPORT_SECONDS = 1
 MAX_MANIFEST = 4 << 20
 INCOMING = "incoming"
 BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
+GZIP = b"\x1f\x8b"
+OTHERS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+class Packed(ValueError):
+    """A layer that is not unpacked here; its text is how it is packed."""
 
 
 class Splitter:
@@ -42,7 +51,9 @@ class Splitter:
         """Keep what the image is made of.
 
         Raises:
-            ValueError, LookupError, TypeError, tarfile.TarError: it is not what `docker save` writes of one image.
+            Packed: a layer is packed by another program than gzip.
+            ValueError, LookupError, TypeError, EOFError, tarfile.TarError, zlib.error: it is not what `docker save`
+                writes of one image.
         """
         with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
             for member in tar:
@@ -69,8 +80,8 @@ class Splitter:
             else:
                 self._blobs[name] = self._keep(content)
 
-    def _keep(self, content: IO[bytes]) -> str:
-        digest = hashlib.sha256()
+    def _keep(self, packed: IO[bytes]) -> str:
+        digest, content = hashlib.sha256(), _unpacked(packed)
         with Path(INCOMING).open("wb") as target:
             while piece := content.read(PIECE):
                 digest.update(piece)
@@ -88,6 +99,14 @@ class Splitter:
         return self._blobs[self._links.get(place, place)]
 
 
+def _unpacked(content: IO[bytes]) -> IO[bytes]:
+    # A file in an archive is read with a buffer, which can be looked into.
+    beginning = content.peek(PIECE)  # type: ignore[attr-defined]
+    if kind := next((name for magic, name in OTHERS.items() if beginning.startswith(magic)), ""):
+        raise Packed(kind)
+    return gzip.GzipFile(fileobj=content) if beginning.startswith(GZIP) else content  # type: ignore[return-value]
+
+
 def _report(**row: object) -> None:
     """Print one message."""
     print(json.dumps(row), flush=True)
@@ -97,9 +116,11 @@ def main() -> None:
     """Split standard input."""
     try:
         _report(**Splitter(int(sys.argv[1]), frozenset(sys.argv[2:])).read(sys.stdin.buffer))
+    except Packed as error:
+        _report(packed=str(error))
     except OSError as error:
         _report(error=error.strerror or str(error))
-    except (ValueError, LookupError, TypeError, tarfile.TarError) as error:
+    except (ValueError, LookupError, TypeError, EOFError, tarfile.TarError, zlib.error) as error:
         _report(error=f"what docker save wrote cannot be read: {error}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 from typing import Any
 
 import pytest
@@ -160,18 +162,43 @@ def test_an_image_without_python_is_refused_before_anything_is_sent(
     assert world.machines["gpu2"].picture(OTHER) is None
 
 
-# fault: kernel/images/push.py: if left or digest.hexdigest() != blob: → if left:
+# fault: kernel/images/push.py: if left or digest.hexdigest() != blob: → if False:
 @pytest.mark.promise("P47")
 def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
     world = with_other("gpu1")
     mine = give(world, "gpu2", 8, OTHER)
     world.forges = "gpu1"
     outcome = sent(world, image=OTHER, hosts=["gpu2"])
-    assert "gpu1: image push: gave another blob than" in str(outcome.error)
+    assert "gpu1: image push: gave a blob that is not used: " in str(outcome.error)
+    assert "its bytes are others" in str(outcome.error)
     there = world.machines["gpu2"]
     assert there.picture(OTHER) is there.images[mine]
     assert make.base_image(7).id not in there.images
     record("P47", "sim: a host gives other bytes of an image than it announced", "refused; no host changed", True)
+
+
+# fault: kernel/images/push.py: check.feed(piece) → pass
+# fault: kernel/images/carrier.py: if ended.code == REFUSED: → if ended.code == -1:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_source_whose_layer_would_fill_the_receivers_disk_is_named_and_not_asked_again(
+    prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Docker lists what is packed as the layer: a receiver's Docker unpacks that before it compares anything."""
+    world, loaded = with_other("gpu1"), set[str]()
+    if prepared:
+        next(iter(world.machines["gpu2"].images.values())).tags.append("vcluster-node:0123456789ab-ray2.56.1")
+    packed, plain = gzip.compress(blobs.layer(make.base_image(7))), blobs.layer
+    known = make.base_image(7).id
+    monkeypatch.setattr(blobs, "layer", lambda one: packed if known in (one.id, one.content) else plain(one))
+    monkeypatch.setattr(streams._LoadStream, "_load", lambda _, one: loaded.add(one.id))
+    outcome = sent(world, image=OTHER, hosts=["gpu2"], source="gpu1")
+    digest = hashlib.sha256(packed).hexdigest()
+    assert f"gpu1: image push: gave a blob that is not used: {digest}: it is packed" in str(outcome.error)
+    assert isinstance(outcome.error, HostError) and outcome.error.again is None
+    assert outcome.error.hint == "pull the image on each host"
+    assert not loaded and world.machines["gpu2"].picture(OTHER) is None
+    record("P47", "sim: a host gives a layer that unpacks without limit", "refused before Docker has it whole", True)
 
 
 # fault: kernel/images/push.py: if there and there.id not in before and → if there and
@@ -182,9 +209,9 @@ def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
 def test_a_source_that_gives_another_image_removes_none_of_the_receiver(where: str, named: bool) -> None:
     """What Docker has loaded is removed again, unless it is an image that was there."""
     world = with_other("gpu1")
-    other, there = give(world, where, 8, "colleague/vllm:mine"), world.machines["gpu2"]
-    world.swaps["gpu1"] = world.machines[where].images[other]
-    world.swaps["gpu1"].tags = ["colleague/vllm:mine"] if named else []
+    there, more = world.machines["gpu2"], with_more(world, where)
+    other, world.swaps["gpu1"] = more.id, more
+    more.tags = ["colleague/vllm:mine"] if named else []
     before = {*there.images}
     outcome = sent(world, image=OTHER, hosts=["gpu2"])
     text = f"what gpu1 sent as {make.base_image(7).id[:19]} is {other[:19]} there, and is not used"
@@ -557,7 +584,7 @@ def test_a_host_that_drips_is_not_waited_for_without_end(
     if kind == "_BlobsStream":
         made = blobs.row
         monkeypatch.setattr(
-            blobs, "row", lambda picture: {**made(picture), "sizes": dict.fromkeys(blobs.of(picture), 10**9)}
+            blobs, "row", lambda *of: {**made(*of), "sizes": dict.fromkeys(blobs.of(of[0]), image_carrier.MAX_CONFIG)}
         )
     good = getattr(streams, kind).recv
     monkeypatch.setattr(getattr(streams, kind), "recv", recv)
