@@ -161,7 +161,7 @@ def test_down_asks_a_person_of_an_idle_cluster_too(world: World) -> None:
     assert world.machines["gpu1"].volumes == {}
 
 
-# fault: serving/cluster/down.py: return replace(stops, pulls=pulls, outside=outside) → return replace(stops, outside=outside)
+# fault: serving/cluster/down.py: return replace(stops, pulls=pulls, outside=outside, given_up=others) → return replace(stops, outside=outside)
 def test_down_names_the_pull_that_it_ends(world: World) -> None:
     """One that has ended is not named, and a yes to one pull is none to another that begins before the lease."""
     assert run(world, "stop", Person(True)).error is None

@@ -95,9 +95,8 @@ def follow(world: World, words: Inventory, refused: str, true_id: str, *, gone: 
 
 def follow_first(words: Inventory, refused: str) -> list[Inventory]:
     """Do the first step of a refusal, as a person who takes any first line; returns what to bring up then."""
-    one = re.search(
-        r"(?:^|: )if (\w+) is the head:(?: set head: \w+)?\nvcluster up --keep (\w+)(\nthen set)?", refused, re.MULTILINE
-    )
+    steps = r"(?:^|: )if (\w+) is the head:(?: set head: \w+)?\nvcluster up --keep (\w+)(\nthen set)?"
+    one = re.search(steps, refused, re.MULTILINE)
     assert one, refused
     keep = {"keep": one[2]} | ({"head": one[1]} if one[3] else {})
     return [words.model_copy(update=keep), *([words] if one[3] else [])]
