@@ -43,7 +43,8 @@ OUT = "/tmp/streams.json"
 CLIENT = """
 import asyncio, json, os, signal, sys, time, aiohttp
 url, model, workers, tokens, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-key = open(os.environ["VCLUSTER_API_KEY_FILE"]).read().strip()
+words = open(os.environ["VCLUSTER_API_KEY_FILE"]).read().split()
+key = words[1] if words[0] == "#vcluster-keys" else words[0]
 rows, over = [], asyncio.Event()
 async def one(session, number):
     began, first = time.time(), False
@@ -83,7 +84,9 @@ ENDED = 'kill -TERM "$(cat "$1.pid")"; for i in $(seq 240); do [ -e "$1" ] && ca
 COUNTERS = """
 import sys, urllib.request
 port, address, path = sys.argv[1:]
-headers = {"Authorization": "Bearer " + open(path).read().strip()} if path else {}
+words = open(path).read().split() if path else []
+key = words[1] if words[:1] == ["#vcluster-keys"] else "".join(words[:1])
+headers = {"Authorization": "Bearer " + key} if path else {}
 asked = urllib.request.Request(f"http://{address}:{port}/metrics", headers=headers)
 rows = urllib.request.urlopen(asked, timeout=20).read().decode().splitlines()
 for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):

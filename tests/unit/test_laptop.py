@@ -284,7 +284,7 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
 def test_every_folder_of_the_cache_is_made_in_one_way() -> None:
     """What `mkdir` makes above the last folder has the modes of the umask."""
     # A folder that a person names; the one of known_hosts is below the home folder.
-    others = {"kernel/transport/fabric/login.py", "features/dashboard/prometheus.py", "features/bench/verb.py"}
+    others = {"kernel/transport/fabric/login.py", "features/dashboard/prometheus.py", "features/bench/folder.py"}
     others |= {"vcluster_sandbox/lifecycle.py"}
     # What runs on hosts and nodes is not of this machine.
     elsewhere = ("serving/node/", "kernel/spread/", "kernel/models/", "features/batch/on_h", "features/pull/on_h")

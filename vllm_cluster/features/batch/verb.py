@@ -140,9 +140,11 @@ def _show(session: Session, result: BatchResult, files: BatchFiles) -> None:
 
     tokens = result.prompt_tokens + result.completion_tokens
     of_prompts = f", {result.prompt_tokens} of them of prompts" if result.completion_tokens else ""
-    rate = f", {tokens} tokens at {tokens / result.seconds:.0f}/s{of_prompts}" if tokens and result.seconds else ""
+    before = result.answered - result.answered_now
+    # The head counts the tokens of the whole batch: those of an earlier call took none of this one's time.
+    speed = f" at {tokens / result.seconds:.0f}/s" if result.seconds and not before else ""
+    rate = f", {tokens} tokens{speed}{of_prompts}" if tokens else ""
     if result.answered_now:
-        before = result.answered - result.answered_now
         earlier = f", {before} of {result.total} before" if before else ""
         text = f"Answered {count(result.answered_now, 'request')}{earlier}{rate}"
     else:
