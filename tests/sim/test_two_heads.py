@@ -299,6 +299,9 @@ def test_a_person_who_names_a_host_that_was_no_head_is_refused() -> None:
         refused = lab.run(world, MOVED.model_copy(update={"keep": "gpu2"}), lab.do_up)
         assert (lab.code(refused), refused.script.changing) == (3, [])
         assert "gpu2: it has nothing that a head has" in report(refused)
+        refused = lab.run(world, THERE.model_copy(update={"keep": ""}), lab.do_up)
+        assert (lab.code(refused), refused.script.changing) == (3, [])
+        assert "gpu1: it has what a head has" in report(refused)
 
 
 # fault: serving/cluster/up.py: if inventory.keep in sources: → if False:

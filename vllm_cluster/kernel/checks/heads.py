@@ -38,15 +38,21 @@ def undecided_head(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iter
     claims = find_claims(inventory, facts)
     own = any(one.host == head for one in claims)
     if inventory.keep and inventory.keep not in (one.host for one in claims):
-        fix = f"without --keep:\n{command_line('vcluster', 'up')}"
-        yield Finding("other-head", inventory.keep, "it has nothing that a head has", fix)
+        yield _without("--keep", inventory.keep, "it has nothing that a head has")
+        return
+    if inventory.keep == "" and own:
+        yield _without("--new-key", head, "it has what a head has")
         return
     if inventory.keep is not None:
-        certain = inventory.keep == head or (_moves(inventory, claims, inventory.keep) if inventory.keep else not own)
+        certain = inventory.keep in ("", head) or _moves(inventory, claims, inventory.keep)
     else:
         certain = sum(one.runs for one in claims) < 2 and (own or all(one.trusted and one.runs for one in claims))
     if not certain:
         yield which_head(inventory, facts, claims, {})
+
+
+def _without(option: str, host: str, text: str) -> Finding:
+    return Finding("other-head", host, text, f"without {option}:\n{command_line('vcluster', 'up')}")
 
 
 def which_head(
@@ -64,7 +70,7 @@ def which_head(
         none = command_line("vcluster", "up", Option("--new-key"))
         steps.append(f"if none of them is, and the head is gone for good:\n{none}")
     text = f"it is not certain which host is the head: {'; '.join(texts)}"
-    if len(claims) == 1 and claims[0].trusted:
+    if len(claims) == 1 and claims[0].trusted and not claims[0].runs:
         text, steps = (
             f"{claims[0].host} was the head, and its node is gone: it is made again before the head moves",
             steps[:1],
