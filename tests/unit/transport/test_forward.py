@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -154,3 +155,25 @@ def test_a_silent_connection_ends_where_there_is_no_file_descriptor_for_a_new_on
     monkeypatch.setattr(socket.socket, "accept", accept)
     ends.client()
     assert silent.recv(1) == b""
+
+
+# fault: kernel/transport/forward.py: except (OSError, RuntimeError): → except OSError:
+# fault: kernel/transport/forward.py: except RuntimeError as error:  # no further thread can be started → except ZeroDivisionError as error:
+@pytest.mark.parametrize("works", [0, 1], ids=["of the client", "of the way back"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_where_no_thread_can_be_started_the_next_client_is_served(
+    ends: Ends, works: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more was accepted, though the port was listened on, or a place was lost for good."""
+    start, left = threading.Thread.start, iter([True] * works + [False])
+
+    def started(thread: threading.Thread) -> None:
+        if not next(left, True):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    client = ends.client()
+    until(lambda: is_ended(client), 20, 0.01)
+    for n in range(MOST):
+        ends.served(b"%d" % n)

@@ -129,19 +129,19 @@ def _number(field: bytes) -> int:
 
 def _extended_size(body: bytes) -> int | None:
     """The size that an extended header gives to the file that follows."""
-    size = None
-    while body:
-        length, _, _ = body[:8].partition(b" ")
-        if not re.fullmatch(b"[0-9]{1,7}", length) or not len(length) < int(length) <= len(body):
+    size, at = None, 0
+    while at < len(body):
+        length, _, _ = body[at : at + 8].partition(b" ")
+        if not re.fullmatch(b"[0-9]{1,7}", length) or not len(length) < int(length) <= len(body) - at:
             raise ValueError("it has an entry that cannot be read")
-        key, _, value = body[len(length) + 1 : int(length) - 1].partition(b"=")
+        key, _, value = body[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
         if key.startswith(SPARSE):
             raise ValueError("it has a file with holes, which becomes larger than what is sent of it")
         if key == b"size":
             if not re.fullmatch(b"[0-9]{1,18}", value):
                 raise ValueError("it has an entry of no size")
             size = int(value)
-        body = body[int(length) :]
+        at += int(length)
     return size
 
 

@@ -188,15 +188,18 @@ class LoopbackForward:
             poll.poll()
             if not self._take_slot():
                 return
+            sock = None
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                # Without a free file descriptor the connection stays in the queue, and the poll returns at once.
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            except (OSError, RuntimeError):
+                # Without a free file descriptor the connection stays in the queue, and the poll returns at once; where
+                # no thread can be started it ends.
+                if sock:
+                    sock.close()
                 self._slots.release()
                 self._make_room()
                 closing.poll(PAUSE_MS)
-                continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _take_slot(self) -> bool:
         """Wait until one more connection may be served; False once this is closed."""
@@ -230,10 +233,15 @@ class LoopbackForward:
             self._live[connection] = None
             if self._closed:
                 connection.end()
-        connection.run()
-        with self._lock:
-            self._live.pop(connection, None)
-        self._slots.release()
+        try:
+            connection.run()
+        except RuntimeError as error:  # no further thread can be started
+            logging.getLogger(__name__).debug("%s: %s", self._host, error)
+        finally:
+            connection.end()
+            with self._lock:
+                self._live.pop(connection, None)
+            self._slots.release()
 
 
 def listener(local_port: int) -> socket.socket:
