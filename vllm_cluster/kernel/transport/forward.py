@@ -236,7 +236,7 @@ class LoopbackForward:
         try:
             connection.run()
         except RuntimeError as error:  # no further thread can be started
-            logging.getLogger(__name__).debug("%s: %s", self._host, error)
+            logging.getLogger(__name__).debug("%s: no answer is carried: %s", self._host, error)
         finally:
             connection.end()
             with self._lock:
