@@ -13,7 +13,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import MAX_RECORD
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.node.history import MAX_FILE, changed_at
+from vllm_cluster.kernel.node.history import MAX_FILE, last_line
 from vllm_cluster.kernel.node.secret_files import read_kept, through_volume
 from vllm_cluster.kernel.plan.claims import KEY, Claim, find_claims
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
@@ -91,12 +91,9 @@ def _last(state: _State | None) -> str:
 def _state(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet, claim: Claim) -> _State:
     """Read what a host keeps; without a key where none of its holders has a whole one."""
     cluster, identity = inventory.cluster, authority(inventory, facts).id
+    connection, seen = fleet.connections[claim.host], facts[claim.host]
     kept = read_kept(cluster, claim.holders, facts, fleet).get(KEY)
-    key, connection, seen = (
-        KeyFile.read(kept.content if kept else "").key,
-        fleet.connections[claim.host],
-        facts[claim.host],
-    )
+    key = KeyFile.read(kept.content if kept else "").key
     if node_of(cluster, seen):
         return _through(connection, node_name(cluster), key)
     volume = state_volume(cluster)
@@ -120,5 +117,5 @@ def _through(connection: HostConnection, container: str, key: str) -> _State:
     with suppress(RefusedDocument):
         order = read_order(raw, f"{connection.name}: {WANTED}") if raw else order
     lines = docker.read_file(container, f"{STATE_FOLDER}/{AUDIT_FILE}", MAX_FILE)
-    last = changed_at(lines, f"{connection.name}: {AUDIT_FILE}")
-    return _State(key, frozenset(one.deployment for one in order.deployments), last)
+    last = last_line(lines, f"{connection.name}: {AUDIT_FILE}")
+    return _State(key, frozenset(one.deployment for one in order.deployments), last.time if last else None)

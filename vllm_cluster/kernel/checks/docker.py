@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
-from vllm_cluster.kernel.checks.heads import undecided_head
+from vllm_cluster.kernel.checks.heads import history_line, undecided_head
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import number
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import identity
-from vllm_cluster.kernel.plan.desired import STATE_FOLDER, found_gpus
+from vllm_cluster.kernel.plan.desired import found_gpus
 from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
-from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, ID, ROLE, VERSION, node_name
 from vllm_cluster.kernel.shell_line import Option, command_line
@@ -120,8 +119,7 @@ def _histories(facts: Mapping[str, HostFacts]) -> Iterator[tuple[Mapping[str, st
     for host, entry in facts.items():
         for one in entry.containers:
             if one.labels.get(ROLE) == "head" and ID in one.labels and one.state == "running":
-                path = f"{STATE_FOLDER}/{AUDIT_FILE}"
-                yield one.labels, command_line("docker", "exec", one.name, "tail", Option("-n"), "1", path, on=host)
+                yield one.labels, history_line(one.name, host)
 
 
 def _newer(label: str | None) -> bool:

@@ -64,7 +64,7 @@ def which_head(
     """
     head = inventory.head_name
     texts = [f"{one.host} ({_text(inventory, facts, one, found.get(one.host, ''))})" for one in claims]
-    looks = [] if found or _is_clear(claims) else [_look(inventory, one) for one in claims if one.runs]
+    looks = [] if found or _is_clear(claims) else _looks(inventory, claims)
     steps = [_steps(inventory, claims, one.host, f"if {one.host} is the head:") for one in claims]
     if head not in (one.host for one in claims):
         none = command_line("vcluster", "up", Option("--new-key"))
@@ -97,10 +97,15 @@ def _is_clear(claims: Sequence[Claim]) -> bool:
     return not others or (first > others[0] and first[1] >= max(known for _, known in others))
 
 
-def _look(inventory: Inventory, claim: Claim) -> str:
+def history_line(node: str, host: str) -> str:
+    """The command that shows who changed the cluster of a head last."""
     path = f"{STATE_FOLDER}/{AUDIT_FILE}"
-    line = command_line("docker", "exec", node_name(inventory.cluster), "tail", Option("-n"), "1", path, on=claim.host)
-    return f"who changed it last:\n{line}"
+    return command_line("docker", "exec", node, "tail", Option("-n"), "1", path, on=host)
+
+
+def _looks(inventory: Inventory, claims: Sequence[Claim]) -> list[str]:
+    lines = [history_line(node_name(inventory.cluster), one.host) for one in claims if one.runs]
+    return ["who changed it last:", *lines] if lines else []
 
 
 def _moves(inventory: Inventory, claims: Sequence[Claim], host: str) -> bool:

@@ -83,12 +83,13 @@ class AuditEntry:
 
 def last_change(node: NodeHandle) -> AuditEntry | None:
     """The last line of the history; None where there is none that can be read."""
-    for last in _read(AuditLine, _rows(node, AUDIT_FILE)[-1:], f"{node.host}: {AUDIT_FILE}"):
-        done = last.operations
-        first = done[0] if len(done) == 1 else count(len(done), "change")
-        what = first if first.startswith(last.verb) else f"{last.verb} ({first})"
-        return AuditEntry(last.user, last.verb, what, last.time, last.run)
-    return None
+    last = last_line(node.read(AUDIT_FILE, MAX_FILE), f"{node.host}: {AUDIT_FILE}")
+    if last is None:
+        return None
+    done = last.operations
+    first = done[0] if len(done) == 1 else count(len(done), "change")
+    what = first if first.startswith(last.verb) else f"{last.verb} ({first})"
+    return AuditEntry(last.user, last.verb, what, last.time, last.run)
 
 
 def last_other(node: NodeHandle) -> str:
@@ -233,10 +234,9 @@ def _read(kind: type[T], rows: Sequence[bytes], sender: str) -> Iterator[T]:
             yield read(kind, row, sender)
 
 
-def changed_at(raw: bytes | None, sender: str) -> float | None:
-    """When a person last changed a cluster, by the last line of its audit that can be read."""
-    rows = list(_read(AuditLine, _last_rows(raw)[-1:], sender))
-    return rows[0].time if rows else None
+def last_line(raw: bytes | None, sender: str) -> AuditLine | None:
+    """Read the last line of an audit; None where it cannot be read."""
+    return next(_read(AuditLine, _last_rows(raw)[-1:], sender), None)
 
 
 def written_again(kind: type[AuditLine | ResultLine], raw: bytes | None, sender: str) -> bytes:

@@ -168,9 +168,9 @@ def _may_be(inventory: Inventory, identity: str, facts: Mapping[str, HostFacts])
 def _follows(inventory: Inventory, name: str, facts: Mapping[str, HostFacts]) -> bool:
     """Whether the inventory's head has become a worker of this host: the move that began is over there."""
     own = facts.get(inventory.head_name)
-    node = (
-        node_of(inventory.cluster, own) if own and name != inventory.head_name and not facts[name].was_head_of else None
-    )
+    if own is None or name == inventory.head_name or facts[name].was_head_of:
+        return False
+    node = node_of(inventory.cluster, own)
     return node is not None and node.labels.get(HEAD_ADDRESS) == inventory.hosts[name].address
 
 

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory
 
 EXIT_CHANGES = 10
-Keep = Annotated[
-    str | None,
-    typer.Option(
-        "--keep",
-        metavar="HOST",
-        help="Where several hosts have what a head has: HOST is the head; what others have goes.",
-        autocompletion=complete_hosts,
-    ),
-]
 
 
 def plan(
@@ -76,7 +67,15 @@ def up(
     pull_image: Annotated[
         bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
     ] = False,
-    keep: Keep = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            metavar="HOST",
+            help="Where several hosts have what a head has: HOST is the head; what others have goes.",
+            autocompletion=complete_hosts,
+        ),
+    ] = None,
     new_key: Annotated[
         bool, typer.Option("--new-key", help="None of those hosts is the head: the endpoint gets a new API key.")
     ] = False,
