@@ -307,6 +307,53 @@ def test_a_configuration_that_lists_other_layers_is_not_for_docker(tmp_path: Pat
     assert refusal(config, LAYER, tmp_path, 100) == "it lists other layers"
 
 
+def folders_of(number: int, depth: int, *, named: bool = False, form: int = tarfile.PAX_FORMAT) -> bytes:
+    """A layer of empty files, each below folders of its own, which may be `named` by entries before."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as tar:
+        for at in range(number):
+            folders = [f"{at}/{'a/' * step}" for step in range(depth)]
+            for name in folders if named else ():
+                entry = tarfile.TarInfo(name)
+                entry.type = tarfile.DIRTYPE
+                tar.addfile(entry)
+            tar.addfile(tarfile.TarInfo(f"{folders[-1]}f"))
+    return made.getvalue()
+
+
+# fault: kernel/images/for_docker.py: if self._unnamed > MAX_UNNAMED or len(self._folders) > MAX_FOLDERS: → if False:
+# fault: kernel/images/for_docker.py: self._lead_through(found.get(b"path", b""), named=True) → pass
+# fault: kernel/images/for_docker.py: if block[257:263] == b"ustar\0" else name → if False else name
+# fault: kernel/images/for_docker.py: if len(name) > MAX_NAME: → if False:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize(
+    ("number", "depth", "form"),
+    [
+        (6, 1950, tarfile.GNU_FORMAT),
+        (6, 1950, tarfile.PAX_FORMAT),
+        (300, 40, tarfile.GNU_FORMAT),
+        (100, 110, tarfile.USTAR_FORMAT),
+        (1, 4000, tarfile.GNU_FORMAT),
+        (1, 4000, tarfile.PAX_FORMAT),
+    ],
+)
+def test_names_that_become_more_folders_than_a_layer_has_are_not_for_docker(number: int, depth: int, form: int) -> None:
+    """Docker made 117,193 folders of 468 MB of a layer of 317 kB."""
+    look = for_docker.LayerTar()
+    with pytest.raises(ValueError, match=r"more folders than its entries name|longer than a path"):
+        look.feed(folders_of(number, depth, form=form))
+
+
+# fault: kernel/images/for_docker.py: self._unnamed += end < len(parts) → self._unnamed += 1
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_layer_with_many_folders_that_it_names_is_for_docker(form: int) -> None:
+    """Also where a few have no entry, as a folder that was sent with `docker import` may have them."""
+    for layer in (folders_of(3000, 7, named=True, form=form), folders_of(300, 30, form=form)):
+        look = for_docker.LayerTar()
+        look.feed(layer)
+        look.end()
+
+
 # fault: kernel/images/carrier.py: "$@" "$look" "$blobs" && → true &&
 @pytest.mark.parametrize("layer", [LAYER, gzip.compress(LAYER)])
 def test_docker_sees_no_byte_of_what_is_not_for_it(

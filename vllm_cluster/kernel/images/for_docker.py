@@ -21,9 +21,14 @@ BLOCK = 512
 # How each way of packing begins that a Docker unpacks by itself: gzip, bzip2, xz, and zstd, also with what it skips.
 PACKED = re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 # As Docker reads them, a link, a device and a folder have no content, and these give one name to what follows.
-WITHOUT_CONTENT, LONG_NAMES = b"123456", b"LK"
+FOLDER, WITHOUT_CONTENT, LONG_NAME, LONG_LINK = b"5", b"123456", b"L", b"K"
 MAX_EXTENDED = 1 << 20
 SPARSE = b"GNU.sparse"
+# Docker makes each folder that a name leads through, of 4 KB and an inode. A layer has an entry for each of its own, of
+# 512 bytes; one without takes as much as a name may hold, 2,000. The largest images have 50,000.
+MAX_UNNAMED, MAX_FOLDERS = 10_000, 300_000
+# Of a path on Linux.
+MAX_NAME = 4096
 
 
 class LayerTar:
@@ -37,9 +42,11 @@ class LayerTar:
         # How many bytes come before the next header.
         self.skip = 0
         self._rest, self._begun, self._over = b"", False, False
-        # The bytes of the extended header that comes next; the size in the one before.
-        self._extended: int | None = None
+        # The kind and the bytes of the extended header that comes next; the size in the one before.
+        self._extended: tuple[bytes, int] | None = None
         self._size: int | None = None
+        # By hash: as they are, so many names would be 100 MB.
+        self._folders, self._unnamed = set[int](), 0
 
     def feed(self, piece: bytes) -> None:
         """Follow what comes next.
@@ -49,7 +56,7 @@ class LayerTar:
         """
         data, at = self._rest + piece, 0
         while not self._over:
-            needed = BLOCK if self._extended is None else _padded(self._extended)
+            needed = BLOCK if self._extended is None else _padded(self._extended[1])
             if len(data) - at < self.skip + needed:
                 break
             at += self.skip
@@ -71,21 +78,47 @@ class LayerTar:
 
     def _next(self, block: bytes) -> None:
         if self._extended is not None:
-            self._size, self._extended = _extended_size(block[: self._extended]), None
+            (kind, size), self._extended = self._extended, None
+            self._extend(kind, block[:size])
             return
         if not self._begun and PACKED.match(block):
             raise ValueError("it is packed")
         self._begun, self._over = True, not any(block)
         kind, size = block[156:157], _number(block[124:136])
-        if kind == b"x" and size <= MAX_EXTENDED:
-            self._extended = size
-        elif kind in LONG_NAMES:
+        if kind in (b"x", LONG_NAME) and size <= MAX_EXTENDED:
+            self._extended = kind, size
+        elif kind == LONG_LINK:
             self.skip = _padded(size)
         elif kind == b"0" or kind in WITHOUT_CONTENT or (kind == b"\0" and not size and not self._size):
             self.skip = _padded(size if self._size is None else self._size) if kind == b"0" else 0
             self._size = None
+            self._lead_through(_name(block), named=kind == FOLDER)
         else:
             raise ValueError(f"it has an entry of the kind {kind!r}")
+
+    def _extend(self, kind: bytes, body: bytes) -> None:
+        """Take what comes before an entry: of two names each counts, since which one Docker takes is its own."""
+        found = _records(body) if kind == b"x" else {b"path": body.rstrip(b"\0")}
+        if b"size" in found:
+            if not re.fullmatch(b"[0-9]{1,18}", found[b"size"]):
+                raise ValueError("it has an entry of no size")
+            self._size = int(found[b"size"])
+        # Whether it is a folder comes with the header: as one of its own it is counted there, by its short name.
+        self._lead_through(found.get(b"path", b""), named=True)
+
+    def _lead_through(self, name: bytes, *, named: bool) -> None:
+        """Count the folders of a name; those that no entry has named before are limited."""
+        if len(name) > MAX_NAME:
+            raise ValueError("it has a name that is longer than a path may be")
+        parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+        for end in range(len(parts) - (not named), 0, -1):
+            path = hash(b"/".join(parts[:end]))
+            if path in self._folders:
+                return
+            self._folders.add(path)
+            self._unnamed += end < len(parts)
+            if self._unnamed > MAX_UNNAMED or len(self._folders) > MAX_FOLDERS:
+                raise ValueError("it has more folders than its entries name")
 
 
 class Config:
@@ -127,9 +160,15 @@ def _number(field: bytes) -> int:
     return int(digits or b"0", 8)
 
 
-def _extended_size(body: bytes) -> int | None:
-    """The size that an extended header gives to the file that follows."""
-    size, at = None, 0
+def _name(block: bytes) -> bytes:
+    """The name in a header: POSIX has its begin in a field of its own, where GNU has times."""
+    name, begin = (field.partition(b"\0")[0] for field in (block[:100], block[345:500]))
+    return begin + b"/" + name if block[257:263] == b"ustar\0" else name
+
+
+def _records(body: bytes) -> dict[bytes, bytes]:
+    """What an extended header has of the entry that follows."""
+    found, at = dict[bytes, bytes](), 0
     while at < len(body):
         length, _, _ = body[at : at + 8].partition(b" ")
         if not re.fullmatch(b"[0-9]{1,7}", length) or not len(length) < int(length) <= len(body) - at:
@@ -137,12 +176,9 @@ def _extended_size(body: bytes) -> int | None:
         key, _, value = body[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
         if key.startswith(SPARSE):
             raise ValueError("it has a file with holes, which becomes larger than what is sent of it")
-        if key == b"size":
-            if not re.fullmatch(b"[0-9]{1,18}", value):
-                raise ValueError("it has an entry of no size")
-            size = int(value)
+        found[key] = value
         at += int(length)
-    return size
+    return found
 
 
 def check_of(blob: str, config: str, layers: list[str]) -> LayerTar | Config:
