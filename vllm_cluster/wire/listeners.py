@@ -1,11 +1,14 @@
-"""Who listens on this machine: the key is shown to programs of the same user alone."""
+"""Whose a connection of this machine is: the key is shown to programs of the same user alone."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _LISTEN = "0A"  # the state of a socket in /proc/net/tcp
@@ -13,16 +16,30 @@ _LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 
 def is_own_listener(address: str, port: int) -> bool:
     """Whether a program of this user listens at exactly this address: nothing else can answer there then."""
+    local, user = _place(address, port), str(os.getuid())
+    # Listeners come first: of thousands of connections behind them nothing is read.
+    return any(row[1] == local and row[3] == _LISTEN and row[7] == user for row in _sockets(address))
+
+
+def is_of_another_user(connection: socket.socket) -> bool:
+    """Whether a program of another user of this machine is the client of a connection; False where that is unknown."""
+    with suppress(OSError):
+        ours, theirs = (_place(*name[:2]) for name in (connection.getsockname(), connection.getpeername()))
+        address, user = connection.getpeername()[0], str(os.getuid())
+        return any((row[1], row[2]) == (theirs, ours) and row[7] != user for row in _sockets(address))
+    return False
+
+
+def _place(address: str, port: int) -> str:
+    """As proc(5) has it: words of 32 bits in the order of this machine, in hex."""
     packed = ipaddress.ip_address(address).packed
-    # As proc(5) has it: words of 32 bits in the order of this machine, in hex.
-    local = "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)) + f":{port:04X}"
-    user = str(os.getuid())
-    try:
-        with Path(f"/proc/self/net/{'tcp6' if ':' in address else 'tcp'}").open() as lines:
-            # Listeners come first: of thousands of connections behind them nothing is read.
-            return any(row[1] == local and row[3] == _LISTEN and row[7] == user for row in map(str.split, lines))
-    except OSError:
-        return False
+    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)) + f":{port:04X}"
+
+
+def _sockets(address: str) -> Iterator[list[str]]:
+    """The rows of this machine's sockets of the address's family; none where there is no such list."""
+    with suppress(OSError), Path(f"/proc/self/net/{'tcp6' if ':' in address else 'tcp'}").open() as lines:
+        yield from map(str.split, lines)
 
 
 def connect_to_own_only() -> None:

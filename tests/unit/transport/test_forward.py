@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.support.ports import is_ended
 from tests.support.waiting import until
 from vllm_cluster.kernel.transport import forward
 from vllm_cluster.kernel.transport.forward import PAUSE_MS, Away, LoopbackForward, Pipe, SocketPipe
+from vllm_cluster.wire import listeners
+from vllm_cluster.wire.listeners import is_of_another_user
 
 REFUSED, MOST = 5, 4
 
@@ -157,10 +160,8 @@ def test_a_silent_connection_ends_where_there_is_no_file_descriptor_for_a_new_on
     assert silent.recv(1) == b""
 
 
-# fault: kernel/transport/forward.py: except (OSError, RuntimeError): → except OSError:
 # fault: kernel/transport/forward.py: except RuntimeError as error:  # no further thread can be started → except ZeroDivisionError as error:
 @pytest.mark.parametrize("works", [0, 1], ids=["of the client", "of the way back"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_where_no_thread_can_be_started_the_next_client_is_served(
     ends: Ends, works: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,55 @@ def test_where_no_thread_can_be_started_the_next_client_is_served(
 
     monkeypatch.setattr(threading.Thread, "start", started)
     client = ends.client()
-    until(lambda: is_ended(client), 20, 0.01)
+    until(lambda: is_ended(client), 10, 0.01)
     for n in range(MOST):
         ends.served(b"%d" % n)
+
+
+# fault: kernel/transport/forward.py: if not self._of_others.acquire(blocking=False): → if False:
+# fault: kernel/transport/forward.py: places.callback(self._of_others.release) → pass
+def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With requests that need no key, one after the other on each connection, one of them kept all others away."""
+    others = set[int]()
+    monkeypatch.setattr(forward, "MAX_CONNECTIONS", MOST)
+    monkeypatch.setattr(forward, "MAX_OF_OTHERS", MOST - 1)
+    monkeypatch.setattr(forward, "is_of_another_user", lambda sock: sock.getpeername()[1] in others)
+    connect = socket.create_connection
+
+    def of_another(*at: Any) -> socket.socket:
+        client = socket.socket()
+        client.settimeout(20)
+        client.bind(("127.0.0.1", 0))
+        others.add(client.getsockname()[1])
+        client.connect(at[0])
+        return client
+
+    with ExitStack() as stack:
+        ends = Ends(stack)
+        monkeypatch.setattr(socket, "create_connection", of_another)
+        held = [ends.served(b"%d" % n) for n in range(MOST - 1)]
+        late = ends.client()
+        until(lambda: is_ended(late), 20, 0.01)
+        monkeypatch.setattr(socket, "create_connection", connect)
+        ends.served(b"mine").close()
+        ends.far[-1].close()
+        held[0].close()
+        ends.far[0].close()
+        until(lambda: len(ends.made._live) == MOST - 2, 20, 0.01)
+        monkeypatch.setattr(socket, "create_connection", of_another)
+        ends.served(b"another")
+
+
+# fault: wire/listeners.py: (theirs, ours) and row[7] != user → (theirs, ours)
+# fault: wire/listeners.py: (row[1], row[2]) == (theirs, ours) → (row[1], row[2]) == (ours, theirs)
+def test_a_client_of_another_user_is_known_by_the_list_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as here,
+    ):
+        assert not is_of_another_user(here)
+        # What the client has is another user's, and what this process accepted is not.
+        rows = [row for row in listeners._sockets("127.0.0.1") if listeners._place(*client.getsockname()) == row[1]]
+        monkeypatch.setattr(listeners, "_sockets", lambda _: iter([[*row[:7], "65534", *row[8:]] for row in rows]))
+        assert len(rows) == 1 and is_of_another_user(here)

@@ -15,9 +15,13 @@ from typing import Protocol
 from vllm_cluster.kernel.errors import HostError, PortInUse
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.shell_line import listener_line
+from vllm_cluster.wire.listeners import is_of_another_user
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
+# Of them those of other users of this machine, together: an API's connections are kept open for more requests, by which
+# no one can tell who only holds a place.
+MAX_OF_OTHERS = 128
 CHUNK = 65_536
 PAUSE_MS = 100
 UNAVAILABLE = 503
@@ -143,12 +147,14 @@ class LoopbackForward:
     """Accepts on 127.0.0.1 and forwards each connection through a pipe of its own.
 
     Every user of this machine may connect: where there are too many, the oldest goes whose client waits for nothing.
+    Those of other users have a part of the places alone, and one for which there is none is closed.
     """
 
     def __init__(self, host: str, dial: Callable[[], Pipe], local_port: int = 0) -> None:
         self._host = host
         self._dial = dial
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
+        self._of_others = threading.Semaphore(MAX_OF_OTHERS)
         self._lock = threading.Lock()
         # In the order in which they came.
         self._live: dict[_Forwarded, None] = {}
@@ -220,13 +226,21 @@ class LoopbackForward:
             oldest.end()
 
     def _serve(self, sock: socket.socket) -> None:
-        near = SocketPipe(sock)
+        with contextlib.ExitStack() as places:
+            places.callback(self._slots.release)
+            if is_of_another_user(sock):
+                if not self._of_others.acquire(blocking=False):
+                    SocketPipe(sock).close()
+                    return
+                places.callback(self._of_others.release)
+            self._forward(SocketPipe(sock))
+
+    def _forward(self, near: Pipe) -> None:
         try:
             far = self._dial()
         except Exception as error:  # after any error of the carrier, the one sign to the caller is a closed connection
             logging.getLogger(__name__).debug("%s: %s", self._host, error)
             near.close()
-            self._slots.release()
             return
         connection = _Forwarded(near, far)
         with self._lock:
@@ -241,7 +255,6 @@ class LoopbackForward:
             connection.end()
             with self._lock:
                 self._live.pop(connection, None)
-            self._slots.release()
 
 
 def listener(local_port: int) -> socket.socket:
