@@ -24,9 +24,9 @@ def is_own_listener(address: str, port: int) -> bool:
 def is_of_another_user(connection: socket.socket) -> bool:
     """Whether a program of another user of this machine is the client of a connection; False where that is unknown."""
     with suppress(OSError):
-        ours, theirs = (_place(*name[:2]) for name in (connection.getsockname(), connection.getpeername()))
+        here, there = (_place(*name[:2]) for name in (connection.getsockname(), connection.getpeername()))
         address, user = connection.getpeername()[0], str(os.getuid())
-        return any((row[1], row[2]) == (theirs, ours) and row[7] != user for row in _sockets(address))
+        return any((row[1], row[2]) == (there, here) and row[7] != user for row in _sockets(address))
     return False
 
 

@@ -214,8 +214,8 @@ def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch
         ends.served(b"another")
 
 
-# fault: wire/listeners.py: (theirs, ours) and row[7] != user → (theirs, ours)
-# fault: wire/listeners.py: (row[1], row[2]) == (theirs, ours) → (row[1], row[2]) == (ours, theirs)
+# fault: wire/listeners.py: (there, here) and row[7] != user → (there, here)
+# fault: wire/listeners.py: (row[1], row[2]) == (there, here) → (row[1], row[2]) == (here, there)
 def test_a_client_of_another_user_is_known_by_the_list_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

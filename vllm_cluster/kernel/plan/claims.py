@@ -39,7 +39,8 @@ class Claim:
 def find_claims(inventory: Inventory, facts: Mapping[str, HostFacts]) -> list[Claim]:
     """Every host that has what the head of the cluster has, by its id; the likeliest one first.
 
-    That is one that other nodes name, which no single host can have them do; then by what this machine remembers.
+    That is one that other nodes name, then by what this machine remembers. A worker that lies can name another host so:
+    more than one claim stays a question.
     """
     mine = authority(inventory, facts)
     every = [claim for seen in facts.values() if (claim := _claim(inventory, mine, seen))]

@@ -19,8 +19,8 @@ from vllm_cluster.wire.listeners import is_of_another_user
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
-# Of them those of other users of this machine, together: an API's connections are kept open for more requests, by which
-# no one can tell who only holds a place.
+# Of them those of other users of this machine, together: an API's connections are kept open for more requests, and
+# one that only holds a place looks as they do.
 MAX_OF_OTHERS = 128
 CHUNK = 65_536
 PAUSE_MS = 100
