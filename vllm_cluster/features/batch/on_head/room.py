@@ -6,12 +6,18 @@ import shutil
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
+from vllm_cluster.features.batch.on_head.lines import BatchProblem
+
 # Left free on the disk: the node program writes its state there.
 SPARE = 1 << 30
 # Of each answer in memory; of 1024 open ones the whole would be 16 GiB.
 BEGINNING = 64 << 10
 # Left by answers that arrive to the rows of those that have: a row that finds no room ends the batch.
 ROWS = 64 << 20
+
+
+class NoRoom(BatchProblem):
+    """The disk is too full for an answer: others may leave it soon."""
 
 
 def lack_of_room(folder: Path, more: int = 0) -> str:
@@ -37,11 +43,12 @@ class AnswerSoFar:
         """Add what has arrived.
 
         Raises:
-            OSError: there is no room for it.
+            NoRoom: the disk is nearly full.
+            OSError: it cannot be written.
         """
         self.size += len(piece)
         if self.long and (why := lack_of_room(self._folder, ROWS)):
-            raise OSError(f"no room for the answer: {why}")
+            raise NoRoom(why)
         self._file.write(piece)
 
     def whole(self) -> bytes:

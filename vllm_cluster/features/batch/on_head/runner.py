@@ -37,7 +37,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     place_of,
 )
 from vllm_cluster.features.batch.on_head.progress import Concurrency, Meter, Progress, read_load
-from vllm_cluster.features.batch.on_head.room import lack_of_room
+from vllm_cluster.features.batch.on_head.room import NoRoom, lack_of_room
 from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.wire.refusals import fitting_tokens
 
@@ -147,7 +147,14 @@ class Runner:
         try:
             while True:
                 attempt += 1
-                recoveries, outcome = self._recoveries, await self._ask(line)
+                try:
+                    recoveries, outcome = self._recoveries, await self._ask(line)
+                except NoRoom:
+                    # A row of it would be one that failed, of a request with which nothing is wrong.
+                    if attempt == ATTEMPTS:
+                        raise
+                    await self._pause(attempt)
+                    continue
                 if outcome is None:
                     return
                 if outcome.refused and not (outcome.lacks_model and not line.model):
@@ -163,10 +170,12 @@ class Runner:
                     message = f"{outcome.message} ({ATTEMPTS} attempts)"
                     self._fail(line.place, line.custom_id, status, "no_answer", message)
                     return
-                pause = min(PAUSE_MAX, 2.0 ** (attempt - 1)) * (0.5 + random.random() / 2)  # noqa: S311
-                await asyncio.sleep(pause)
+                await self._pause(attempt)
         finally:
             self._bytes -= size
+
+    async def _pause(self, attempt: int) -> None:
+        await asyncio.sleep(min(PAUSE_MAX, 2.0 ** (attempt - 1)) * (0.5 + random.random() / 2))  # noqa: S311
 
     async def _ask(self, line: BatchLine) -> Outcome | None:
         """Ask once; None where the answer is written."""

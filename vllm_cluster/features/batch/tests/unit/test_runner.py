@@ -380,13 +380,15 @@ def test_a_long_answer_without_room_is_asked_again(tmp_path: Path, monkeypatch: 
     assert (len(found.texts), found.errors, api.asked["p0"]) == (1, [], 3)
 
 
-def test_an_answer_that_never_has_room_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# fault: features/batch/on_head/room.py: raise NoRoom(why) → raise OSError(why)
+def test_an_answer_that_never_has_room_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had a row as one that failed, and so had all of a batch of long answers on a nearly full disk."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 0))
-    with serving(Api(lambda prompt, _: long_answer(prompt))) as api:
-        (row,) = run(tmp_path, api, ["p0"]).errors
-    assert row["error"]["message"].startswith("no room for the answer: 0 MB are free on the head's disk (")
-    assert row["error"]["message"].endswith(", and 1088 stay free (8 attempts)")
+    free = pytest.raises(BatchProblem, match=r"^0 MB are free on the head's disk .*, and 1088 stay free$")
+    with serving(Api(lambda prompt, _: long_answer(prompt))) as api, free:
+        run(tmp_path, api, ["p0"])
     assert api.asked["p0"] == 8
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 # fault: features/batch/on_head/client.py: MAX_REFUSAL = 16 << 10 → MAX_REFUSAL = 1 << 20
