@@ -1,10 +1,9 @@
-"""Whose a connection of this machine is: the key is shown to programs of the same user alone."""
+"""Whose a listener of this machine is: the key is shown to programs of the same user alone."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-import socket
 import struct
 import sys
 from collections.abc import Iterator
@@ -19,15 +18,6 @@ def is_own_listener(address: str, port: int) -> bool:
     local, user = _place(address, port), str(os.getuid())
     # Listeners come first: of thousands of connections behind them nothing is read.
     return any(row[1] == local and row[3] == _LISTEN and row[7] == user for row in _sockets(address))
-
-
-def is_of_another_user(connection: socket.socket) -> bool:
-    """Whether a program of another user of this machine is the client of a connection; False where that is unknown."""
-    with suppress(OSError):
-        here, there = (_place(*name[:2]) for name in (connection.getsockname(), connection.getpeername()))
-        address, user = connection.getpeername()[0], str(os.getuid())
-        return any((row[1], row[2]) == (there, here) and row[7] != user for row in _sockets(address))
-    return False
 
 
 def _place(address: str, port: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
@@ -14,10 +15,9 @@ import pytest
 
 from tests.support.ports import is_ended
 from tests.support.waiting import until
-from vllm_cluster.kernel.transport import forward
+from vllm_cluster.kernel.transport import forward, whose
 from vllm_cluster.kernel.transport.forward import PAUSE_MS, Away, LoopbackForward, Pipe, SocketPipe
-from vllm_cluster.wire import listeners
-from vllm_cluster.wire.listeners import is_of_another_user
+from vllm_cluster.kernel.transport.whose import is_of_another_user
 
 REFUSED, MOST = 5, 4
 
@@ -180,14 +180,15 @@ def test_where_no_thread_can_be_started_the_next_client_is_served(
         ends.served(b"%d" % n)
 
 
-# fault: kernel/transport/forward.py: if not self._of_others.acquire(blocking=False): → if False:
-# fault: kernel/transport/forward.py: places.callback(self._of_others.release) → pass
+# fault: kernel/transport/forward.py: if others and not self._of_others.acquire(blocking=False): → if False:
+# fault: kernel/transport/forward.py: poll.poll() → poll.poll(), self._make_room()
+# fault: kernel/transport/forward.py: places = [self._of_others] if others else [] → places = []
 def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With requests that need no key, one after the other on each connection, one of them kept all others away."""
     others = set[int]()
     monkeypatch.setattr(forward, "MAX_CONNECTIONS", MOST)
     monkeypatch.setattr(forward, "MAX_OF_OTHERS", MOST - 1)
-    monkeypatch.setattr(forward, "is_of_another_user", lambda sock: sock.getpeername()[1] in others)
+    monkeypatch.setattr(forward, "is_of_another_user", lambda client, _: client[1] in others)
     connect = socket.create_connection
 
     def of_another(*at: Any) -> socket.socket:
@@ -202,10 +203,16 @@ def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch
         ends = Ends(stack)
         monkeypatch.setattr(socket, "create_connection", of_another)
         held = [ends.served(b"%d" % n) for n in range(MOST - 1)]
+        monkeypatch.setattr(socket, "create_connection", connect)
+        waits = ends.client()
+        until(lambda: len(ends.far) == MOST, 20, 0.01)
+        monkeypatch.setattr(socket, "create_connection", of_another)
         late = ends.client()
         until(lambda: is_ended(late), 20, 0.01)
-        monkeypatch.setattr(socket, "create_connection", connect)
-        ends.served(b"mine").close()
+        # It gave way to none for whom there is no place.
+        waits.sendall(b"mine")
+        assert ends.far[-1].recv(100) == b"mine"
+        waits.close()
         ends.far[-1].close()
         held[0].close()
         ends.far[0].close()
@@ -214,16 +221,42 @@ def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch
         ends.served(b"another")
 
 
-# fault: wire/listeners.py: (there, here) and row[7] != user → (there, here)
-# fault: wire/listeners.py: (row[1], row[2]) == (there, here) → (row[1], row[2]) == (here, there)
-def test_a_client_of_another_user_is_known_by_the_list_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-        server.accept()[0] as here,
-    ):
-        assert not is_of_another_user(here)
-        # What the client has is another user's, and what this process accepted is not.
-        rows = [row for row in listeners._sockets("127.0.0.1") if listeners._place(*client.getsockname()) == row[1]]
-        monkeypatch.setattr(listeners, "_sockets", lambda _: iter([[*row[:7], "65534", *row[8:]] for row in rows]))
-        assert len(rows) == 1 and is_of_another_user(here)
+# fault: kernel/transport/whose.py: found.user != os.getuid() → found.user == os.getuid()
+# fault: kernel/transport/whose.py: and found.inode: → and True:
+# fault: kernel/transport/whose.py: found.ports == (client[1], server[1]) → True
+@pytest.mark.parametrize("at", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_a_client_of_another_user_is_known(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """A client by IPv6 was in another list of sockets than its server, and passed for one of the own user."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = stack.enter_context(socket.create_connection((at, server.getsockname()[1])))
+        here, there = server.accept()
+        stack.enter_context(here)
+        assert not is_of_another_user(there, server.getsockname())
+        client.shutdown(socket.SHUT_WR)
+        assert not is_of_another_user(there, server.getsockname()), "one that waits for its answer"
+        own = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
+        assert is_of_another_user(there, server.getsockname())
+        monkeypatch.setattr(os, "getuid", lambda: 0)
+        client.close()
+        assert is_of_another_user(there, server.getsockname()), "one that has gone"
+        # Of this user, and at the same place.
+        listens = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        monkeypatch.setattr(os, "getuid", lambda: own)
+        assert is_of_another_user(listens.getsockname(), server.getsockname()), "who listens is no client"
+
+
+# fault: kernel/transport/whose.py: except (OSError, AttributeError): → except OSError:
+# fault: kernel/transport/whose.py: return _socket_at(server, client) is not None → return True
+@pytest.mark.parametrize("lacks", ["the family of sockets", "the kernel's module", "an answer"])
+def test_where_the_kernel_shows_no_users_each_client_is_served(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        if lacks == "the family of sockets":
+            monkeypatch.delattr(socket, "AF_NETLINK")
+        elif lacks == "the kernel's module":
+            # As the kernel answers for a protocol of which it knows nothing.
+            monkeypatch.setattr(socket, "IPPROTO_TCP", 200)
+        else:
+            monkeypatch.setattr(whose, "_REQUEST", 0)
+        assert not is_of_another_user(client.getsockname(), server.getsockname())

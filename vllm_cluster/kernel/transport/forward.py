@@ -15,7 +15,7 @@ from typing import Protocol
 from vllm_cluster.kernel.errors import HostError, PortInUse
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.shell_line import listener_line
-from vllm_cluster.wire.listeners import is_of_another_user
+from vllm_cluster.kernel.transport.whose import Address, is_of_another_user
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
@@ -25,6 +25,8 @@ MAX_OF_OTHERS = 128
 CHUNK = 65_536
 PAUSE_MS = 100
 UNAVAILABLE = 503
+# In the queue: one that asks again and again fills it while this process does something else.
+BACKLOG = 1024
 # So long what a client still sends is taken once its answer is there.
 LINGER_SECONDS = 2.0
 
@@ -192,20 +194,42 @@ class LoopbackForward:
         closing.register(self._woken, select.POLLIN)
         while True:
             poll.poll()
-            if not self._take_slot():
+            if self._closed:
                 return
             sock = None
             try:
-                sock, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+                sock, client = self._listener.accept()
+                if not self._admit(sock, client):
+                    sock.close()
             except (OSError, RuntimeError):
                 # Without a free file descriptor the connection stays in the queue, and the poll returns at once; where
                 # no thread can be started it ends.
                 if sock:
                     sock.close()
-                self._slots.release()
                 self._make_room()
                 closing.poll(PAUSE_MS)
+
+    def _admit(self, sock: socket.socket, client: Address) -> bool:
+        """Serve a connection once there is a place; False where it gets none.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        # Before anyone gives way to it, and before it costs a thread.
+        others = is_of_another_user(client, sock.getsockname())
+        if others and not self._of_others.acquire(blocking=False):
+            return False
+        places = [self._of_others] if others else []
+        try:
+            if self._take_slot():
+                places.append(self._slots)
+                threading.Thread(target=self._serve, args=(sock, tuple(places)), daemon=True).start()
+                places.clear()
+                return True
+        finally:
+            for place in places:
+                place.release()
+        return False
 
     def _take_slot(self) -> bool:
         """Wait until one more connection may be served; False once this is closed."""
@@ -225,15 +249,12 @@ class LoopbackForward:
         if oldest:
             oldest.end()
 
-    def _serve(self, sock: socket.socket) -> None:
-        with contextlib.ExitStack() as places:
-            places.callback(self._slots.release)
-            if is_of_another_user(sock):
-                if not self._of_others.acquire(blocking=False):
-                    SocketPipe(sock).close()
-                    return
-                places.callback(self._of_others.release)
+    def _serve(self, sock: socket.socket, places: tuple[threading.Semaphore, ...]) -> None:
+        try:
             self._forward(SocketPipe(sock))
+        finally:
+            for place in places:
+                place.release()
 
     def _forward(self, near: Pipe) -> None:
         try:
@@ -260,7 +281,7 @@ class LoopbackForward:
 def listener(local_port: int) -> socket.socket:
     """A socket that listens on 127.0.0.1; port 0 takes a free one."""
     try:
-        return socket.create_server((LOOPBACK, local_port))
+        return socket.create_server((LOOPBACK, local_port), backlog=BACKLOG)
     except OSError as error:
         # The text of `create_server` repeats the address as Python writes it.
         why = os.strerror(error.errno or 0)

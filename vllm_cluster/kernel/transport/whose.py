@@ -1,0 +1,55 @@
+"""Whose a client on this machine is, by the kernel's answer for that one connection."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import NamedTuple, TypeAlias
+
+Address: TypeAlias = tuple[str, int]
+
+# Of linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h.
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
+_HEADER, _ASK, _ID = (struct.Struct(form) for form in ("=IHHII", "=BBBBI", "!HH4s12x4s12x"))
+# Of a socket: its ports in the order of the network, and after what is of no use here the user and the inode.
+_PORTS, _USER = struct.Struct("!4xHH"), struct.Struct("=64xII")
+_ANY_STATE = 0xFFFFFFFF
+# Any interface, and a socket of which no number is known yet.
+_ANY_SOCKET = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+
+
+class _TcpSocket(NamedTuple):
+    """What the kernel knows of a socket; without an inode no program holds it any more."""
+
+    ports: tuple[int, ...]
+    user: int
+    inode: int
+
+
+def is_of_another_user(client: Address, server: Address) -> bool:
+    """Whether the client of a connection on 127.0.0.1 is a program of another user, or has gone already.
+
+    False where the kernel does not answer that: outside Linux, or without its module tcp_diag. A list of all sockets
+    would do as well, but everyone makes that as long as they like, and a client may be in that of IPv6.
+    """
+    try:
+        found = _socket_at(client, server)
+        if found and found.ports == (client[1], server[1]) and found.inode:
+            return found.user != os.getuid()
+        # It never finds a client that has gone. Where it answers, it finds who listens for them.
+        return _socket_at(server, client) is not None
+    except (OSError, AttributeError):
+        return False
+
+
+def _socket_at(local: Address, far: Address) -> _TcpSocket | None:
+    """The socket of one end of a connection, or else one that listens there."""
+    ports, hosts = (local[1], far[1]), (socket.inet_aton(host) for host, _ in (local, far))
+    ask = _ASK.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY_STATE) + _ID.pack(*ports, *hosts) + _ANY_SOCKET
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.send(_HEADER.pack(_HEADER.size + len(ask), _BY_FAMILY, _REQUEST, 0, 0) + ask)
+        answer = kernel.recv(4096, socket.MSG_DONTWAIT)
+    if _HEADER.unpack_from(answer)[1] == _ERROR:
+        return None
+    return _TcpSocket(_PORTS.unpack_from(answer, _HEADER.size), *_USER.unpack_from(answer, _HEADER.size))
