@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -68,7 +68,19 @@ def require_one_head(inventory: Inventory, facts: Mapping[str, HostFacts], fleet
     if found:
         texts = {one.host: [found.get(one.host), _last(states.get(one.host))] for one in claims}
         more = {host: ", ".join(filter(None, parts)) for host, parts in texts.items()}
-        ensure_no_errors([which_head(inventory, facts, claims, more)])
+        ensure_no_errors([which_head(inventory, facts, _by_last_change(claims, states), more)])
+
+
+def _by_last_change(claims: Sequence[Claim], states: Mapping[str, _State]) -> Sequence[Claim]:
+    """The claims in another order: of hosts that this machine made the head, the one in use is likelier.
+
+    A move that broke off may be used, and its key rotated; a copy of the history has the same last line.
+    """
+    made = [one for one in claims if one.known > 1 or one.began]
+    times = {one.host: states[one.host].changed for one in made if one.host in states}
+    if len(made) < 2 or not all(times.get(one.host) for one in made):
+        return claims
+    return sorted(claims, key=lambda one: (not one.named_by, one not in made, -(times.get(one.host) or 0.0)))
 
 
 def _difference(base: _State, other: _State, claim: Claim, *, given: bool) -> str:
@@ -107,15 +119,16 @@ def _state(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet, c
 def _through(connection: HostConnection, container: str, key: str) -> _State:
     """What the state that a container sees asks for, and when a person last changed it.
 
-    Nothing where there is no record of members: that is written last of what moves.
+    No order where there is no record of members: that is written last of what moves.
     """
     docker = connection.docker
+    lines = docker.read_file(container, f"{STATE_FOLDER}/{AUDIT_FILE}", MAX_FILE)
+    last = last_line(lines, f"{connection.name}: {AUDIT_FILE}")
+    changed = last.time if last else None
     if docker.read_file(container, f"{STATE_FOLDER}/{RECORD_FILE}", MAX_RECORD) is None:
-        return _State(key)
+        return _State(key, changed=changed)
     raw = docker.read_file(container, f"{STATE_FOLDER}/{WANTED}", MAX_BYTES)
     order = Order()
     with suppress(RefusedDocument):
         order = read_order(raw, f"{connection.name}: {WANTED}") if raw else order
-    lines = docker.read_file(container, f"{STATE_FOLDER}/{AUDIT_FILE}", MAX_FILE)
-    last = last_line(lines, f"{connection.name}: {AUDIT_FILE}")
-    return _State(key, frozenset(one.deployment for one in order.deployments), last.time if last else None)
+    return _State(key, frozenset(one.deployment for one in order.deployments), changed)

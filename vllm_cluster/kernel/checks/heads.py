@@ -92,9 +92,10 @@ def _text(inventory: Inventory, facts: Mapping[str, HostFacts], claim: Claim, fo
 
 
 def _is_clear(claims: Sequence[Claim]) -> bool:
-    """Whether this machine remembers the first more surely than the others, and no other node is against it."""
+    """Whether this machine remembers the first more surely than the others, and no node is against it."""
     first, *others = [(bool(one.named_by), one.known) for one in claims]
-    return not others or (first > others[0] and first[1] >= max(known for _, known in others))
+    used = claims[0].runs or not any(one.runs for one in claims)
+    return not others or (used and first > others[0] and first[1] >= max(known for _, known in others))
 
 
 def history_line(node: str, host: str) -> str:

@@ -204,11 +204,12 @@ def _remember_head(inventory: Inventory, fleet: Fleet, seen: Assessment, *, done
     if inventory.keep in sources:
         source = inventory.hosts[inventory.keep]
         visited.lead(inventory.cluster, way_to(inventory, source), Led(source.address, identity, made=True))
-    if done:
-        visited.lead(inventory.cluster, way, now, ways_of(inventory))
-    elif not (same and same.leads):
+    # The host that a person names as the head is that, also where this run breaks off.
+    ended = ways_of(inventory) if done or (there and inventory.keep == inventory.head_name) else ()
+    if same and same.leads and not done:
         # Until all is done the nodes may name the address that it had before.
-        visited.lead(inventory.cluster, way, now)
+        now = replace(now, address=same.address, done=same.done or there)
+    visited.lead(inventory.cluster, way, now, ended)
 
 
 def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:
