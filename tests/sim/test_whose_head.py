@@ -35,6 +35,41 @@ STATES: dict[str, tuple[Callable[[Machine], object], tuple[int, ...]]] = {
 }
 
 
+# fault: kernel/checks/docker.py: if led.leads and led.id != other.id) → if False)
+@pytest.mark.promise("P33")
+def test_who_is_to_take_over_another_id_is_shown_the_one_that_this_machine_knows() -> None:
+    """A worker that made up an id of its own, once the head was wiped, was offered as the head of that cluster."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, ALL, lab.do_serve)
+        own = labels_of(world.machines["gpu1"])[0][ID]
+        claim_head(world, own=True)
+        for labels in labels_of(world.machines["gpu2"]):
+            labels.update({ID: "5e5e5e5e5e5e5e5e"})
+        for name in ("gpu1", "gpu3"):
+            empty(world.machines[name])
+        refused = lab.run(world, ALL, lab.do_up)
+    assert (code(refused), refused.script.changing) == (3, [])
+    assert f"; this machine knows lab as id {own} (head 10.0.0.1)" in report(refused)
+
+
+# fault: kernel/checks/docker.py: and node.labels.get(ID) == other.id and → and
+@pytest.mark.promise("P33")
+def test_only_a_head_of_the_other_cluster_is_offered_as_its_head() -> None:
+    """A worker had the id of another team's cluster, and the head of this one was offered with it."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, ALL, lab.do_up)
+        lab.succeed(world, ALL, lab.do_serve)
+        claim_head(world)
+        for labels in labels_of(world.machines["gpu2"]):
+            labels.update({ID: "5e5e5e5e5e5e5e5e"})
+        refused = report(lab.run(world, inventory(3, 1, 2), lab.do_up))
+    assert "set id: 5e5e5e5e5e5e5e5e" in refused
+    assert "and head:" not in refused
+
+
 # fault: kernel/checks/docker.py: yield from undecided_head(inventory, facts) → yield from ()
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("state", STATES)
@@ -297,7 +332,7 @@ def test_a_head_of_which_this_laptop_knows_nothing_takes_over_no_cluster_that_it
         assert "gpu3: not looked at" in report(outcome)
 
 
-# fault: serving/cluster/up.py: elif not (same and same.leads): → elif not same:
+# fault: serving/cluster/up.py: visited.lead(inventory.cluster, way, now, ended) → visited.lead(inventory.cluster, way, now if done else same or now, ended)
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("head", [1, 2])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.6, 0.7, 0.8, 0.9])

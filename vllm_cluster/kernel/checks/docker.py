@@ -75,9 +75,9 @@ def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
     for other in identity.find_foreign(inventory, facts):
         same = other.cluster == inventory.cluster
         fix = "use that cluster's inventory, or take the host out of this one"
-        fix = (
-            f"{fix}, or give this cluster another name (cluster:){_if_yours(inventory, facts, other)}" if same else fix
-        )
+        if same:
+            yours = f"{_if_yours(inventory, facts, other)}{_known_as(inventory, facts, other)}"
+            fix = f"{fix}, or give this cluster another name (cluster:){yours}"
         if other.id in who:
             fix = f"{fix}; who changed it last:\n{who[other.id]}"
         yield Finding("other-cluster", other.host, other.text, fix)
@@ -108,10 +108,18 @@ def _if_yours(inventory: Inventory, facts: Mapping[str, HostFacts], other: ident
         return f"; or, if that cluster is yours, {there}; if its head is gone for good, set id: {other.id}"
     for name, host in inventory.hosts.items() if not same else ():
         may_be = name in facts and host.address == other.head and name != inventory.head_name
-        if may_be and identity.is_head(inventory.cluster, facts[name]):
+        node = identity.node_of(inventory.cluster, facts[name]) if may_be else None
+        if node and node.labels.get(ID) == other.id and identity.is_head(inventory.cluster, facts[name]):
             # Then this machine knows it as the head, from which another one may take over.
             return f"{mine} and head: {name}, run vcluster up, and then change the head"
     return mine
+
+
+def _known_as(inventory: Inventory, facts: Mapping[str, HostFacts], other: identity.Foreign) -> str:
+    """As what this machine knows a cluster of that name: an id that a host shows is its own word."""
+    every = (led for entry in facts.values() for led in entry.known_heads.every if led.leads and led.id != other.id)
+    known = dict.fromkeys(f"id {led.id} (head {led.address})" for led in every)
+    return f"; this machine knows {inventory.cluster} as {', '.join(list(known)[:3])}" if known else ""
 
 
 def _histories(facts: Mapping[str, HostFacts]) -> Iterator[tuple[Mapping[str, str], str]]:
