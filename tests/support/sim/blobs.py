@@ -8,7 +8,7 @@ import json
 import tarfile
 
 from tests.support.sim.world import Picture, World
-from vllm_cluster.kernel.images.for_docker import check_of
+from vllm_cluster.kernel.images.for_docker import Checks
 
 
 def of(picture: Picture) -> dict[str, bytes]:
@@ -29,8 +29,9 @@ def refusal(picture: Picture) -> str:
     """What the program of a receiver finds in its blobs that is not for Docker."""
     made = of(picture)
     config, *layers = made
+    checks = Checks(config, layers)
     for blob, data in made.items():
-        looks = check_of(blob, config, layers)
+        looks = checks.of(blob)
         try:
             looks.feed(data)
             looks.end()

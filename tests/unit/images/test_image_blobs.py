@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.layers import ENTRY, GNU, POSIX, before, entry, sized
 from tests.support.ports import free_port
 from vllm_cluster.kernel.hosts.program import python
 from vllm_cluster.kernel.images import for_docker
@@ -217,9 +218,10 @@ def refusal(config: bytes, layer: bytes, folder: Path, pieces: int) -> str:
             for_docker.look_at(digest(config), [digest(layer)])
         except ValueError as error:
             found[0] = str(error).partition(": ")[2]
+    checks = for_docker.Checks(digest(config), [digest(layer)])
     try:
         for data in (config, layer):
-            one = for_docker.check_of(digest(data), digest(config), [digest(layer)])
+            one = checks.of(digest(data))
             for at in range(0, len(data), pieces):
                 one.feed(data[at : at + pieces])
             one.end()
@@ -230,13 +232,10 @@ def refusal(config: bytes, layer: bytes, folder: Path, pieces: int) -> str:
     return found[0]
 
 
-def sized(header: bytes, size: bytes, kind: bytes = b"0") -> bytes:
-    """A header with another size, or of another kind."""
-    return header[:124] + size.ljust(12, b"\0") + header[136:156] + kind + header[157:]
-
-
 HOLES = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a", "GNU.sparse.realsize": f"{1 << 40}"}
-ENTRY = tarfile.TarInfo("a").tobuf()
+HIDDEN = tar_of(("a", b"1\n0\n1\n".ljust(512), HOLES))
+SIZE, PATH = b"14 size=99999\n", b"10 path=b\n"
+TWICE = "it has two extended headers"
 HOSTILE = [
     (gzip.compress(LAYER), "it is packed"),
     (bz2.compress(LAYER), "it is packed"),
@@ -247,29 +246,70 @@ HOSTILE = [
     (tar_of(("BZh91AY", b"", {})), "it is packed"),
     (bz2.compress(bytes(10**6)), "it is packed"),
     (LAYER[:100], "it is cut off"),
-    (tar_of(("a", b"1\n0\n1\n".ljust(512), HOLES)), "it has a file with holes"),
+    (HIDDEN, "it has a file with holes"),
     (tar_of(("a", b"x", {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"})), "it has a file with holes"),
     (tar_of(("first", bytes(900), {}), ("a", b"x", HOLES)), "it has a file with holes"),
-    (sized(ENTRY, b"1000", b"S"), "it has an entry of the kind b'S'"),
-    (sized(ENTRY, b"1000", b"g"), "it has an entry of the kind b'g'"),
-    (sized(ENTRY, b"1000", b"\0"), "it has an entry of the kind"),
+    (sized(ENTRY, b"1000", b"S"), "it has an entry of the kind 'S'"),
+    (sized(ENTRY, b"1000", b"V"), "it has an entry of the kind 'V'"),
+    (sized(ENTRY, b"1000", b"\0"), "it has an entry of no kind"),
     (sized(ENTRY, b"+5"), "it has an entry of no size"),
     (sized(ENTRY, b"\xff" * 12), "it has an entry of no size"),
+    (sized(ENTRY, b"\xff".ljust(11, b"\0") + b"\x07"), "it has an entry of no size"),
+    (sized(ENTRY, b"\x80" + b"\x7f" * 11), "it has an entry of no size"),
     (sized(ENTRY, b"99999999", b"x"), "it has an entry of no size"),
-    (sized(ENTRY, b"77777777", b"x"), "it has an entry of the kind b'x'"),
-    (sized(ENTRY, b"14", b"x") + b"12 size=-99\n".ljust(512, b"\0"), "it has an entry of no size"),
-    (sized(ENTRY, b"14", b"x") + b"99 size=999\n".ljust(512, b"\0"), "it has an entry that cannot be read"),
-    (sized(ENTRY, b"14", b"x") + b"1 size=9999\n".ljust(512, b"\0"), "it has an entry that cannot be read"),
+    (sized(ENTRY, b"77777777", b"x"), "it has an entry of the kind 'x'"),
+    (before(b"x", b"12 size=-99\n"), "it has an entry of no size"),
+    (before(b"x", b"99 size=999\n"), "it has an entry that cannot be read"),
+    (before(b"x", b"1 size=9999\n"), "it has an entry that cannot be read"),
+    (before(b"g", PATH), "it has a header of all its entries"),
     # What two files have in one place is the second one's.
     (sized(ENTRY, b"0", b"1") + tar_of(("a", b"x", HOLES)), "it has a file with holes"),
     (sized(ENTRY, b"1000", b"5") + tar_of(("a", b"x", HOLES)), "it has a file with holes"),
+    # Docker takes the second alone: so a size in the first one hid 1.5 GB in a layer of 6 kB.
+    (before(b"x", SIZE) + before(b"x", PATH) + ENTRY + HIDDEN, TWICE),
+    (before(b"x", SIZE) + before(b"g", b"13 comment=c\n") + ENTRY, TWICE),
+    (before(b"x", SIZE) + before(b"L", b"b") + ENTRY, TWICE),
+    (before(b"K", b"b") + before(b"x", SIZE) + ENTRY, TWICE),
+    (before(b"L", b"b") + before(b"L", b"c") + ENTRY, TWICE),
+    (before(b"x", PATH), "it is cut off"),
+    (before(b"x", PATH) + bytes(1024), "it is cut off"),
+    (before(b"L", b"b")[:600], "it is cut off"),
+    (before(b"g", b"13 comment=c\n")[:512], "it is cut off"),
+    (sized(ENTRY, b"0")[:500] + b"1" + bytes(11), "it has a header whose sum is wrong"),
+    (entry(b"a", form=b"ustar 00"), "it has a header of a form"),
+    (entry(b"a", end=b"tar\0"), "it has a header of a form"),
+    (entry(b"a", form=bytes(8), begin=b"b"), "it has a header of a form"),
+    # A name of which Docker makes another, and so folders that were counted under that one, or copies of a file.
+    (entry(b"a/../b/f"), "it has a name that Docker takes"),
+    (entry(b"./.wh..wh.plnk/1"), "it has a name that Docker takes"),
+    (before(b"L", b"a/.wh..wh.plnk/1") + ENTRY, "it has a name that Docker takes"),
+    (entry(b"a", b"2") + entry(b"a/b/c"), "it has a name that leads through a link"),
+    (entry(b"l", b"1") + before(b"L", b"./l//a") + entry(b"a", b"2"), "it has a name that leads through a link"),
+    (entry(b"l", b"2", form=GNU, begin=b"b") + entry(b"b/l/f"), "it has a name that leads through a link"),
+    (entry(b"a/b/c") + entry(b"a/b", b"2"), "it has another entry in place of a folder"),
 ]
 
 
 # fault: kernel/images/for_docker.py: if not self._begun and PACKED.match(block): → if False:
 # fault: kernel/images/for_docker.py: if key.startswith(SPARSE): → if False:
-# fault: kernel/images/for_docker.py: if self._rest: → if False:
+# fault: kernel/images/for_docker.py: if self._rest or self._before or → if self._before or
+# fault: kernel/images/for_docker.py: if self._rest or self._before or → if self._rest or
+# fault: kernel/images/for_docker.py: or self._extended is not None: → or None:
 # fault: kernel/images/for_docker.py: if field[0] == 0x80: → if field[0] & 0x80:
+# fault: kernel/images/for_docker.py: if not 0 <= size < MAX_SIZE: → if not 0 <= size:
+# fault: kernel/images/for_docker.py: if self._before and (kind in self._before or → if self._before and (False or
+# fault: kernel/images/for_docker.py: or {*b"xg"} & {*kind, *self._before}): → or kind == b"-"):
+# fault: kernel/images/for_docker.py: elif kind == OF_ALL and not → elif kind == OF_ALL and None is
+# fault: kernel/images/for_docker.py: if (_number(block[148:156]) + 1) % ADLER != wanted: → if False:
+# fault: kernel/images/for_docker.py: if not (form == GNU or → if not (form[:5] == GNU[:5] or
+# fault: kernel/images/for_docker.py: and end != b"tar\0") or → and end) or
+# fault: kernel/images/for_docker.py: or not any(block[257:])): → or not any(form)):
+# fault: kernel/images/for_docker.py: if b".." in parts or → if
+# fault: kernel/images/for_docker.py: or COPIED in name: → or False:
+# fault: kernel/images/for_docker.py: LINKS, WITHOUT_CONTENT = b"5", b"12", → LINKS, WITHOUT_CONTENT = b"5", b"2",
+# fault: kernel/images/for_docker.py: if path in self._links: → if False:
+# fault: kernel/images/for_docker.py: if not is_folder and whole in self._folders: → if False:
+# fault: kernel/images/for_docker.py: return [begin + b"/" + name, → return [begin + name,
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize(("layer", "why"), HOSTILE)
 @pytest.mark.parametrize("pieces", [7, 512, 1000, 1 << 20])
@@ -288,8 +328,14 @@ HARMLESS = [
     # A size is in the extended header where the file has more than 8 GB, and may be so for any.
     tar_of(("a", HOSTILE[0][0], {"size": str(len(HOSTILE[0][0]))}), ("b", b"GNU.sparse.major=1", {})),
     sized(ENTRY, b"\x80".ljust(11, b"\0") + b"\x07") + b"content".ljust(512, b"\0") + bytes(1024),
-    sized(ENTRY, b"0", b"\0") + sized(ENTRY, b"", b"5") + sized(ENTRY, b"17", b"1") + sized(ENTRY, b"0", b"2"),
+    entry(b"a", b"\0") + sized(entry(b"b"), b"", b"5") + sized(entry(b"c"), b"17", b"1") + entry(b"d", b"2"),
     LAYER + gzip.compress(LAYER),
+    # As `git archive` begins, and as the oldest form is.
+    before(b"g", b"13 comment=c\n") + LAYER,
+    entry(b"a", form=bytes(8)),
+    # Of two long names of one entry one is that of its target.
+    before(b"K", b"t" * 200) + before(b"L", b"n" * 200) + entry(b"n", b"2", form=GNU),
+    before(b"x", b"12 path=b/f\n") + entry(b"a/b", b"2") + entry(b"a/b/c"),
 ]
 
 
@@ -321,9 +367,9 @@ def folders_of(number: int, depth: int, *, named: bool = False, form: int = tarf
     return made.getvalue()
 
 
-# fault: kernel/images/for_docker.py: if self._unnamed > MAX_UNNAMED or len(self._folders) > MAX_FOLDERS: → if False:
-# fault: kernel/images/for_docker.py: self._lead_through(found.get(b"path", b""), named=True) → pass
-# fault: kernel/images/for_docker.py: if block[257:263] == b"ustar\0" else name → if False else name
+# fault: kernel/images/for_docker.py: if self._unnamed > MAX_UNNAMED: → if False:
+# fault: kernel/images/for_docker.py: for name in [long_name] if long_name else → for name in
+# fault: kernel/images/for_docker.py: if not begin: → if True:
 # fault: kernel/images/for_docker.py: if len(name) > MAX_NAME: → if False:
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize(
@@ -339,17 +385,62 @@ def folders_of(number: int, depth: int, *, named: bool = False, form: int = tarf
 )
 def test_names_that_become_more_folders_than_a_layer_has_are_not_for_docker(number: int, depth: int, form: int) -> None:
     """Docker made 117,193 folders of 468 MB of a layer of 317 kB."""
-    look = for_docker.LayerTar()
-    with pytest.raises(ValueError, match=r"more folders than its entries name|longer than a path"):
+    look = for_docker.LayerTar(for_docker.Folders())
+    with pytest.raises(ValueError, match=r"folders that have no entry of their own|longer than a path"):
         look.feed(folders_of(number, depth, form=form))
 
 
-# fault: kernel/images/for_docker.py: self._unnamed += end < len(parts) → self._unnamed += 1
+# fault: kernel/images/for_docker.py: *([name] if block[257:265] == GNU else ())] → name]
+# fault: kernel/images/for_docker.py: *([name] if block[257:265] == GNU else ())] → ]
+@pytest.mark.promise("P47")
+def test_a_begin_of_a_name_where_gnu_has_times_leads_through_folders_as_docker_takes_it() -> None:
+    """Where the times cannot be read, they are the begin of the name for Docker."""
+    for form, folders in ((GNU, 49 + 28 + 49), (POSIX, 28 + 49)):
+        counted = for_docker.Folders()
+        for_docker.LayerTar(counted).feed(entry(b"b/" * 49 + b"f", form=form, begin=b"a/" * 28))
+        assert counted._all == folders
+
+
+# fault: kernel/images/for_docker.py: return LayerTar(self._folders, self._layers.count(blob)) → return LayerTar(Folders(), self._layers.count(blob))
+# fault: kernel/images/for_docker.py: return LayerTar(self._folders, self._layers.count(blob)) → return LayerTar(self._folders)
+# fault: kernel/images/for_docker.py: if self._all > MAX_FOLDERS: → if False:
+@pytest.mark.promise("P47")
+def test_the_folders_of_an_image_count_together_and_as_often_as_their_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [folders_of(100, 8, named=named) for named in (False, True)]
+    one, other = map(digest, layers)
+
+    def looks_at(listed: list[str]) -> None:
+        checks = for_docker.Checks("config", listed)
+        for name, data in zip((one, other), layers, strict=True):
+            checks.of(name).feed(data)
+
+    with pytest.raises(ValueError, match="that have no entry of their own"):
+        looks_at([one] * 13 + [other])
+    monkeypatch.setattr(for_docker, "MAX_FOLDERS", 1600)
+    looks_at([one, other])
+    with pytest.raises(ValueError, match="more than 1600 folders"):
+        looks_at([one, other, other])
+    monkeypatch.setattr(for_docker, "MAX_FOLDERS", 1500)
+    with pytest.raises(ValueError, match="more than 1500 folders"):
+        looks_at([one, other])
+
+
+# fault: kernel/images/for_docker.py: if len(self._links) > MAX_LINKS: → if False:
+def test_no_more_links_are_kept_in_mind_than_an_image_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(for_docker, "MAX_LINKS", 2)
+    look = for_docker.LayerTar(for_docker.Folders())
+    look.feed(entry(b"a", b"2") + entry(b"b", b"1"))
+    with pytest.raises(ValueError, match="more than 2 links"):
+        look.feed(entry(b"c", b"2"))
+
+
+# fault: kernel/images/for_docker.py: self._unnamed += 0 if named else times → self._unnamed += times
+# fault: kernel/images/for_docker.py: named=end == len(parts) → named=False
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_layer_with_many_folders_that_it_names_is_for_docker(form: int) -> None:
     """Also where a few have no entry, as a folder that was sent with `docker import` may have them."""
     for layer in (folders_of(3000, 7, named=True, form=form), folders_of(300, 30, form=form)):
-        look = for_docker.LayerTar()
+        look = for_docker.LayerTar(for_docker.Folders())
         look.feed(layer)
         look.end()
 

@@ -11,6 +11,7 @@ import io
 import json
 import re
 import sys
+import zlib
 from pathlib import Path
 
 # How it ends where a blob is not for Docker.
@@ -18,17 +19,41 @@ REFUSED = 65
 # How much of a layer is read at a time where what is between its headers is passed over.
 LOOK = 64 << 10
 BLOCK = 512
+# How the forms of a header are called in it, and the modulus of its quick sum.
+POSIX, GNU, ADLER = b"ustar\0", b"ustar  \0", 65521
+OCTAL = re.compile(b"[0-7]*")
 # How each way of packing begins that a Docker unpacks by itself: gzip, bzip2, xz, and zstd, also with what it skips.
 PACKED = re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
-# As Docker reads them, a link, a device and a folder have no content, and these give one name to what follows.
-FOLDER, WITHOUT_CONTENT, LONG_NAME, LONG_LINK = b"5", b"123456", b"L", b"K"
-MAX_EXTENDED = 1 << 20
+# As Docker reads them, a link, a device and a folder have no content.
+FOLDER, LINKS, WITHOUT_CONTENT = b"5", b"12", b"123456"
+# What comes before an entry, and is of it or of all: as POSIX has it, and its name and target as GNU has them.
+EXTENDED, LONG_NAME, LONG_LINK, OF_ALL = b"x", b"L", b"K", b"g"
+# A size is as little as a file can be moved in by, and more than any disk of a host holds.
+MAX_EXTENDED, MAX_SIZE = 1 << 20, 1 << 43
 SPARSE = b"GNU.sparse"
 # Docker makes each folder that a name leads through, of 4 KB and an inode. A layer has an entry for each of its own, of
 # 512 bytes; one without takes as much as a name may hold, 2,000. The largest images have 50,000.
-MAX_UNNAMED, MAX_FOLDERS = 10_000, 300_000
+MAX_UNNAMED, MAX_FOLDERS, MAX_LINKS = 10_000, 300_000, 500_000
 # Of a path on Linux.
 MAX_NAME = 4096
+# Each link to a file below it is a copy of that file, where Docker has a store that is not its usual one.
+COPIED = b".wh..wh.plnk"
+
+
+class Folders:
+    """How many folders Docker makes of an image, of whose layers each counts as often as it is listed."""
+
+    def __init__(self) -> None:
+        self._all = self._unnamed = 0
+
+    def add(self, times: int, *, named: bool) -> None:
+        """Count one of a layer that is listed so many times, or raise ValueError where there are too many."""
+        self._all += times
+        self._unnamed += 0 if named else times
+        if self._unnamed > MAX_UNNAMED:
+            raise ValueError(f"the image has more than {MAX_UNNAMED} folders that have no entry of their own")
+        if self._all > MAX_FOLDERS:
+            raise ValueError(f"the image has more than {MAX_FOLDERS} folders")
 
 
 class LayerTar:
@@ -38,15 +63,16 @@ class LayerTar:
     to be harmless is refused: two programs may read it in two ways.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Folders, times: int = 1) -> None:
         # How many bytes come before the next header.
         self.skip = 0
         self._rest, self._begun, self._over = b"", False, False
-        # The kind and the bytes of the extended header that comes next; the size in the one before.
+        # The kind and the size of the extended header that comes next; the kinds, and what they give, before an entry.
         self._extended: tuple[bytes, int] | None = None
-        self._size: int | None = None
+        self._before, self._given = b"", dict[bytes, bytes]()
         # By hash: as they are, so many names would be 100 MB.
-        self._folders, self._unnamed = set[int](), 0
+        self._folders, self._links = set[int](), set[int]()
+        self._counted, self._times = folders, times
 
     def feed(self, piece: bytes) -> None:
         """Follow what comes next.
@@ -68,12 +94,8 @@ class LayerTar:
         self._rest = b"" if self._over else data[at + passed :]
 
     def end(self) -> None:
-        """Take note of the end.
-
-        Raises:
-            ValueError: something is left that may be no tar.
-        """
-        if self._rest:
+        """Take note of the end, or raise ValueError where something is left that may be no tar."""
+        if self._rest or self._before or self._extended is not None:
             raise ValueError("it is packed" if PACKED.match(self._rest) else "it is cut off")
 
     def _next(self, block: bytes) -> None:
@@ -84,41 +106,71 @@ class LayerTar:
         if not self._begun and PACKED.match(block):
             raise ValueError("it is packed")
         self._begun, self._over = True, not any(block)
+        if self._over:
+            return
+        _check_form(block)
         kind, size = block[156:157], _number(block[124:136])
-        if kind in (b"x", LONG_NAME) and size <= MAX_EXTENDED:
-            self._extended = kind, size
-        elif kind == LONG_LINK:
-            self.skip = _padded(size)
-        elif kind == b"0" or kind in WITHOUT_CONTENT or (kind == b"\0" and not size and not self._size):
-            self.skip = _padded(size if self._size is None else self._size) if kind == b"0" else 0
-            self._size = None
-            self._lead_through(_name(block), named=kind == FOLDER)
+        if kind in (EXTENDED, LONG_NAME, LONG_LINK, OF_ALL) and size <= MAX_EXTENDED:
+            self._announce(kind, size)
+            # Docker makes the folders of its name, too.
+            if kind == OF_ALL:
+                self._lead_through(block, kind)
+        elif kind in b"0\0" or kind in WITHOUT_CONTENT:
+            self._enter(block, kind, size)
         else:
-            raise ValueError(f"it has an entry of the kind {kind!r}")
+            raise ValueError(f"it has an entry of the kind {repr(kind)[1:]}: files, folders, links, devices are sent")
+
+    def _announce(self, kind: bytes, size: int) -> None:
+        """An extended header comes. Of two Docker takes the later one alone where others take both."""
+        if self._before and (kind in self._before or {*b"xg"} & {*kind, *self._before}):
+            raise ValueError("it has two extended headers of one entry")
+        self._extended = kind, size
+        self._before += kind if kind != OF_ALL else b""
 
     def _extend(self, kind: bytes, body: bytes) -> None:
-        """Take what comes before an entry: of two names each counts, since which one Docker takes is its own."""
-        found = _records(body) if kind == b"x" else {b"path": body.rstrip(b"\0")}
-        if b"size" in found:
-            if not re.fullmatch(b"[0-9]{1,18}", found[b"size"]):
-                raise ValueError("it has an entry of no size")
-            self._size = int(found[b"size"])
-        # Whether it is a folder comes with the header: as one of its own it is counted there, by its short name.
-        self._lead_through(found.get(b"path", b""), named=True)
+        """Take what comes before an entry."""
+        if kind == LONG_NAME:
+            self._given = {b"path": body.partition(b"\0")[0]}
+        elif kind == EXTENDED:
+            self._given = _records(body)
+        elif kind == OF_ALL and not {*_records(body)} <= {b"comment"}:
+            raise ValueError("it has a header of all its entries that is more than a comment")
 
-    def _lead_through(self, name: bytes, *, named: bool) -> None:
-        """Count the folders of a name; those that no entry has named before are limited."""
-        if len(name) > MAX_NAME:
-            raise ValueError("it has a name that is longer than a path may be")
-        parts = [part for part in name.split(b"/") if part not in (b"", b".")]
-        for end in range(len(parts) - (not named), 0, -1):
+    def _enter(self, block: bytes, kind: bytes, size: int) -> None:
+        size = int(self._given.get(b"size", size))
+        if kind == b"\0" and size:
+            raise ValueError("it has an entry of no kind, with content")
+        self.skip = _padded(size) if kind == b"0" else 0
+        self._lead_through(block, kind)
+        self._before, self._given = b"", {}
+
+    def _lead_through(self, block: bytes, kind: bytes) -> None:
+        long_name = self._given.get(b"path")
+        for name in [long_name] if long_name else _names(block):
+            if len(name) > MAX_NAME:
+                raise ValueError("it has a name that is longer than a path may be")
+            parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+            if b".." in parts or COPIED in name:
+                raise ValueError("it has a name that Docker takes for another one")
+            self._count(parts, kind)
+
+    def _count(self, parts: list[bytes], kind: bytes) -> None:
+        """Count the folders of a name, once each: so none of them may be a link, or become one."""
+        is_folder, whole = kind in (FOLDER, b"\0"), hash(b"/".join(parts))
+        if not is_folder and whole in self._folders:
+            raise ValueError("it has another entry in place of a folder")
+        if kind in LINKS:
+            self._links.add(whole)
+            if len(self._links) > MAX_LINKS:
+                raise ValueError(f"it has more than {MAX_LINKS} links")
+        for end in range(len(parts) - (not is_folder), 0, -1):
             path = hash(b"/".join(parts[:end]))
             if path in self._folders:
                 return
+            if path in self._links:
+                raise ValueError("it has a name that leads through a link")
             self._folders.add(path)
-            self._unnamed += end < len(parts)
-            if self._unnamed > MAX_UNNAMED or len(self._folders) > MAX_FOLDERS:
-                raise ValueError("it has more folders than its entries name")
+            self._counted.add(self._times, named=end == len(parts))
 
 
 class Config:
@@ -151,19 +203,37 @@ def _padded(size: int) -> int:
     return size + -size % BLOCK
 
 
+def _check_form(block: bytes) -> None:
+    """Refuse a header that is neither of POSIX nor of GNU, nor as old as to have nothing of what they added."""
+    form, end = block[257:265], block[508:]
+    if not (form == GNU or (form.startswith(POSIX) and end != b"tar\0") or not any(block[257:])):
+        raise ValueError("it has a header of a form that is not known")
+    # Of the bytes, with spaces in the place of the sum itself. The low half of this one is their sum, by a modulus that
+    # it exceeds once at most: ten times faster than `sum`, and Docker refuses what is wrong by just that.
+    wanted = zlib.adler32(block[:148] + b" " * 8 + block[156:]) & 0xFFFF
+    if (_number(block[148:156]) + 1) % ADLER != wanted:
+        raise ValueError("it has a header whose sum is wrong")
+
+
 def _number(field: bytes) -> int:
     if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
+        return _limited(int.from_bytes(field[1:], "big"))
     digits = field.strip(b" \0")
-    if not re.fullmatch(b"[0-7]*", digits):
+    return _limited(int(digits or b"0", 8) if OCTAL.fullmatch(digits) else -1)
+
+
+def _limited(size: int) -> int:
+    if not 0 <= size < MAX_SIZE:
         raise ValueError("it has an entry of no size")
-    return int(digits or b"0", 8)
+    return size
 
 
-def _name(block: bytes) -> bytes:
-    """The name in a header: POSIX has its begin in a field of its own, where GNU has times."""
-    name, begin = (field.partition(b"\0")[0] for field in (block[:100], block[345:500]))
-    return begin + b"/" + name if block[257:263] == b"ustar\0" else name
+def _names(block: bytes) -> list[bytes]:
+    """What Docker takes for the name in a header: POSIX has its begin where GNU has times, unless they are none."""
+    name, begin = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
+    if not begin:
+        return [name]
+    return [begin + b"/" + name, *([name] if block[257:265] == GNU else ())]
 
 
 def _records(body: bytes) -> dict[bytes, bytes]:
@@ -176,14 +246,24 @@ def _records(body: bytes) -> dict[bytes, bytes]:
         key, _, value = body[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
         if key.startswith(SPARSE):
             raise ValueError("it has a file with holes, which becomes larger than what is sent of it")
+        if key == b"size":
+            _limited(int(value) if re.fullmatch(b"[0-9]{1,18}", value) else -1)
         found[key] = value
         at += int(length)
     return found
 
 
-def check_of(blob: str, config: str, layers: list[str]) -> LayerTar | Config:
-    """What the bytes of a blob are given to, before Docker gets them."""
-    return Config(layers) if blob == config else LayerTar()
+class Checks:
+    """What the bytes of the blobs of an image are given to, before Docker gets them."""
+
+    def __init__(self, config: str, layers: list[str]) -> None:
+        self._config, self._layers, self._folders = config, layers, Folders()
+
+    def of(self, blob: str) -> LayerTar | Config:
+        """What this blob's are given to."""
+        if blob == self._config:
+            return Config(self._layers)
+        return LayerTar(self._folders, self._layers.count(blob))
 
 
 def look_at(config: str, layers: list[str]) -> None:
@@ -192,8 +272,9 @@ def look_at(config: str, layers: list[str]) -> None:
     Raises:
         ValueError: one is not for Docker.
     """
+    checks = Checks(config, layers)
     for blob in filter(lambda name: Path(name).exists(), dict.fromkeys((config, *layers))):
-        one = check_of(blob, config, layers)
+        one = checks.of(blob)
         try:
             with Path(blob).open("rb") as file:
                 while piece := file.read(LOOK):

@@ -24,7 +24,7 @@ from vllm_cluster.kernel.images.carrier import (
     load_seconds,
     load_with_room,
 )
-from vllm_cluster.kernel.images.for_docker import check_of
+from vllm_cluster.kernel.images.for_docker import Checks, Config, LayerTar
 from vllm_cluster.kernel.images.host_images import discard, find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
@@ -230,11 +230,12 @@ class ImageSource:
         Docker takes nothing of an archive before its end.
         """
         deadline, due = self._runtime.after(START_SECONDS), self._runtime.after(PUSH_SECONDS)
+        checks = Checks(self._blobs.config, [*self._blobs.layers])
         with closing(self.connection.open_stream(self._source.reading(self._blobs), deadline)) as stream:
             for blob, count in self._blobs.sizes.items():
                 yield _header(blob, count)
                 try:
-                    yield from self._blob(stream, blob, count, due)
+                    yield from self._blob(stream, blob, count, due, checks.of(blob))
                 except ValueError as error:
                     raise self._refused(f"{blob}: {error}") from None
                 yield bytes(-count % tarfile.BLOCKSIZE)
@@ -242,13 +243,12 @@ class ImageSource:
         yield _header("manifest.json", len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
 
-    def _blob(self, stream: Stream, blob: str, count: int, due: Deadline) -> Iterator[bytes]:
+    def _blob(self, stream: Stream, blob: str, count: int, due: Deadline, check: LayerTar | Config) -> Iterator[bytes]:
         """What the source gives as a blob, each piece once it is known to be for Docker.
 
         Raises:
             ValueError: it is another one, or not for Docker.
         """
-        check = check_of(blob, self._blobs.config, [*self._blobs.layers])
         digest, left = hashlib.sha256(), count
         while left and (piece := self._given(stream, due.sooner(STALL_SECONDS), left)):
             digest.update(piece)
@@ -260,8 +260,10 @@ class ImageSource:
         check.end()
 
     def _refused(self, why: str) -> HostError:
-        """That the source gave what Docker is not to see."""
-        return HostError(self.connection.name, f"gave a blob that is not used: {why}", hint=WITHOUT_SOURCE)
+        """That the source gave what Docker is not to see, which may be no fault of who made the image."""
+        save = command_line("docker", "save", self._stored.name)
+        hint = f"{WITHOUT_SOURCE}\nOr, if you trust it, on {self.connection.name}: {save} | ssh HOST docker load"
+        return HostError(self.connection.name, f"has an image that is not passed on: {why}", hint=hint)
 
     def _given(self, stream: Stream, due: Deadline, most: int) -> bytes:
         """What the source gives next, for a receiver that waits for it.

@@ -169,7 +169,7 @@ def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
     mine = give(world, "gpu2", 8, OTHER)
     world.forges = "gpu1"
     outcome = sent(world, image=OTHER, hosts=["gpu2"])
-    assert "gpu1: image push: gave a blob that is not used: " in str(outcome.error)
+    assert "gpu1: image push: has an image that is not passed on: " in str(outcome.error)
     assert "its bytes are others" in str(outcome.error)
     there = world.machines["gpu2"]
     assert there.picture(OTHER) is there.images[mine]
@@ -194,9 +194,10 @@ def test_a_source_whose_layer_would_fill_the_receivers_disk_is_named_and_not_ask
     monkeypatch.setattr(streams._LoadStream, "_load", lambda _, one: loaded.add(one.id))
     outcome = sent(world, image=OTHER, hosts=["gpu2"], source="gpu1")
     digest = hashlib.sha256(packed).hexdigest()
-    assert f"gpu1: image push: gave a blob that is not used: {digest}: it is packed" in str(outcome.error)
+    assert f"gpu1: image push: has an image that is not passed on: {digest}: it is packed" in str(outcome.error)
     assert isinstance(outcome.error, HostError) and outcome.error.again is None
-    assert outcome.error.hint == "pull the image on each host"
+    by_hand = f"\nOr, if you trust it, on gpu1: docker save {OTHER} | ssh HOST docker load"
+    assert outcome.error.hint == f"pull the image on each host{by_hand}"
     assert not loaded and world.machines["gpu2"].picture(OTHER) is None
     record("P47", "sim: a host gives a layer that unpacks without limit", "refused before Docker has it whole", True)
 
