@@ -23,7 +23,7 @@ from tests.support.layers import ENTRY, GNU, POSIX, before, entry, sized
 from tests.support.ports import free_port
 from vllm_cluster.kernel.hosts.program import python
 from vllm_cluster.kernel.images import for_docker
-from vllm_cluster.kernel.images.carrier import LOAD, blobs_in, load_with_room
+from vllm_cluster.kernel.images.carrier import LOAD, ImageBlobs, blobs_in, load_with_room
 from vllm_cluster.kernel.images.on_host import pack_image, split_image
 from vllm_cluster.kernel.node.program import importable
 
@@ -497,6 +497,23 @@ def test_blobs_that_are_not_of_the_image_are_refused_by_the_laptop(changed: dict
     assert blobs_in(ROW, listed(ROW), 0).size == 3
     with pytest.raises(ValueError, match=r"docker save|other blobs|other layers"):
         blobs_in({**ROW, **changed}, listed(ROW), 0)
+
+
+# fault: kernel/images/carrier.py: sum(self.sizes.get(layer, 0) for layer in self.layers) → sum(self.sizes.get(layer, 0) for layer in {*self.layers})
+# fault: kernel/images/carrier.py: if times > MAX_TIMES and → if False and
+# fault: kernel/images/carrier.py: > NEXT_TO_NOTHING: → > 0:
+@pytest.mark.promise("P47")
+def test_a_layer_counts_as_often_as_docker_unpacks_it() -> None:
+    """One of 8 MB that was listed 80 times was sent once, and took 634 MB of the receiver's disk."""
+    size = 8 << 20
+
+    def found(times: int, size: int) -> ImageBlobs:
+        row = {"config": "a" * 64, "layers": ["b" * 64] * times, "sizes": {"a" * 64: 1, "b" * 64: size}}
+        return blobs_in(row, listed(row), times // 2)
+
+    assert (found(1, size).size, found(4, size).size, found(100, 1024).size) == (1 + size, 1 + 4 * size, 1 + 102400)
+    with pytest.raises(ValueError, match=r"a layer of 8\.4 MB 80 times, and one is taken 4 times at most"):
+        found(80, size)
 
 
 class Carrying:

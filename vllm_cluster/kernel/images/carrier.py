@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -16,7 +17,7 @@ from vllm_cluster.kernel.images.for_docker import REFUSED
 from vllm_cluster.kernel.node.program import importable
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import Content
-from vllm_cluster.kernel.text import end_of
+from vllm_cluster.kernel.text import end_of, size
 from vllm_cluster.wire.pull import HostPlan
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import Count, Sha256, Size, words
@@ -52,6 +53,9 @@ exit 1"""
 COPIES = 2
 # As much as containerd reads of one.
 MAX_CONFIG = 8 << 20
+# Docker unpacks a layer as often as an image lists it, and it is sent once. What images list again has next to nothing
+# in it, as what WORKDIR makes; a larger one is there twice where two builds brought it.
+MAX_TIMES, NEXT_TO_NOTHING = 4, 64 << 10
 # Where a source is at fault: it is not asked again.
 WITHOUT_SOURCE = "pull the image on each host"
 
@@ -78,8 +82,8 @@ class ImageBlobs:
 
     @property
     def size(self) -> int:
-        """The bytes that are sent."""
-        return sum(self.sizes.values())
+        """What Docker makes layers of: the bytes that are sent, each layer as often as it is listed."""
+        return self.sizes.get(self.config, 0) + sum(self.sizes.get(layer, 0) for layer in self.layers)
 
     def manifest(self, config: str, layers: str) -> dict[str, object]:
         """What lists the blobs, under these keys."""
@@ -97,17 +101,20 @@ def blobs_in(row: Message, layers: Sequence[str], have: int) -> ImageBlobs:
         raise ValueError("other layers than those that its Docker lists")
     if {*found.sizes} != {found.config, *found.layers[have:]} or found.sizes[found.config] > MAX_CONFIG:
         raise ValueError("other blobs than those of the image")
+    for layer, times in Counter(found.layers).items():
+        if times > MAX_TIMES and (count := found.sizes.get(layer, 0)) > NEXT_TO_NOTHING:
+            raise ValueError(f"a layer of {size(count)} {times} times, and one is taken {MAX_TIMES} times at most")
     return found
 
 
-def load_with_room(size: int) -> tuple[str, ...]:
+def load_with_room(count: int) -> tuple[str, ...]:
     """The command that loads an archive of so many bytes where Docker has room for it."""
-    return ("sh", "-c", LOAD_WITH_ROOM, "sh", str(COPIES * size >> 10))
+    return ("sh", "-c", LOAD_WITH_ROOM, "sh", str(COPIES * count >> 10))
 
 
-def load_seconds(size: int) -> float:
+def load_seconds(count: int) -> float:
     """How long Docker may take for an archive of so many bytes."""
-    return min(LOAD_SECONDS + size / LOADED_BYTES, PUSH_SECONDS)
+    return min(LOAD_SECONDS + count / LOADED_BYTES, PUSH_SECONDS)
 
 
 class ImageCarrier:
