@@ -245,18 +245,23 @@ def served_on(node: NodeHandle) -> Stops:
     for name in names:
         own = [one for one in rows if one.name == name]
         seconds = None if now is None else max(0.0, now - own[0].since)
-        number = requests.get(name if len(names) > 1 else "")
+        # By the order's own numbers: what a replica calls its model does not count. One alone may have none.
+        alone = requests.get("") if len(rows) == 1 else None
+        numbers = [requests.get(str(one.index), alone) for one in own if one.phase in _ANSWERS]
+        known = [number for number in numbers if number is not None]
         replicas = tuple((one.phase == "ready", frozenset(one.ranks)) for one in own)
-        served.append(Served(own[0].generation, name, own[0].phase, seconds, number, replicas))
+        number = sum(known) if known else None
+        silent = len(numbers) - len(known)
+        served.append(Served(own[0].generation, name, own[0].phase, seconds, number, replicas, silent))
     return Stops(tuple(served))
 
 
-def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str, int]]:
-    """The head's clock, and how many requests each model works on, with all under no name, where that is known."""
+def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, Mapping[str, int]]:
+    """The head's clock, and how many requests each replica works on, by its number, where that is known."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
     # What does not answer yet is not asked: at port 0 there is none.
     port = serve.port if serve.phase in _ANSWERS else 0
-    words, needs = (address, str(port), str(LOAD_SECONDS / 2)), (*NEEDED, "wire.listeners")
+    words, needs = (address, str(port), str(LOAD_SECONDS / 2)), (*NEEDED, "wire.listeners", "wire.metrics")
     program = python("serving.on_host", "vllm_load", *words, seconds=LOAD_SECONDS, needs=needs)
     try:
         rows = node.connection.once(program.name, lambda: node.run(program, LOAD_SECONDS + 5)).messages
@@ -265,4 +270,4 @@ def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str,
         raise
     except (HostError, LookupError):
         return None, {}
-    return load.now, {**({} if load.requests is None else {"": load.requests}), **load.models}
+    return load.now, load.requests

@@ -19,6 +19,8 @@ class Served:
     requests: int | None
     # Of each replica, whether it answers, and the addresses of the hosts with its ranks; none where that is unknown.
     replicas: tuple[tuple[bool, frozenset[str]], ...] = ()
+    # How many of the replicas that answer have no number of requests that can be.
+    silent: int = 0
 
     @property
     def text(self) -> str:
@@ -26,9 +28,16 @@ class Served:
         parts = [f"all {len(self.replicas)} replicas"] if len(self.replicas) > 1 else []
         parts.append(self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}")
         if self.phase == "ready":
-            number = "unknown number of requests" if self.requests is None else count(self.requests, "request")
-            parts.append(f"{number} running")
+            parts.append(f"{self._number} running")
         return f"{self.name} ({', '.join(parts)})"
+
+    @property
+    def _number(self) -> str:
+        """How many requests it works on; at least so many, where not every replica has told."""
+        if self.requests is None:
+            return "unknown number of requests"
+        number = count(self.requests, "request")
+        return f"at least {number} (unknown: {count(self.silent, 'replica')})" if self.silent else number
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,10 @@ class FedRow:
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """The host's clock, and the requests that vLLM works on, of each model too; None where it does not answer."""
+    """The host's clock, and the requests that each replica works on, by its number, where that is known."""
 
     now: Positive
-    requests: Count | None
-    models: Mapping[Line, Count] = field(default_factory=dict)
+    requests: Mapping[Line, Count]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,10 @@ class Program:
             case "hub_listing":
                 rows = pulls.hub()
             case "vllm_load":
-                rows = [{"now": world.host_time(machine), "requests": world.requests}]
+                # All of them are at the first replica.
+                numbers = {str(one): 0 if one else world.requests for one in box.life.get("replicas", ())}
+                numbers = {} if world.requests is None else numbers
+                rows = [{"now": world.host_time(machine), "requests": numbers}]
             case "check" if machine.name in world.answers:
                 rows = [{"v": 1, **world.answers[machine.name]}]
             case "inspect_image":

@@ -63,7 +63,7 @@ def test_objects_are_read_however_they_are_cut_and_greetings_are_not() -> None:
         (RanksReady, b'{"speed": 1e400}', "speed must be an integer"),
         (LinkPorts, b'{"open": [70000], "taken": [], "chosen": [], "udp": 1}', "open.0 must be from 1 to 65535"),
         (FedRow, b'{"have": [-1], "whole": [false]}', "have.0 must be from 0 to 10000000000000"),
-        (EngineLoad, b'{"now": NaN, "requests": 1}', "now must be from 0.0 to 1e+18"),
+        (EngineLoad, b'{"now": NaN, "requests": {}}', "now must be from 0.0 to 1e+18"),
         (BenchReply, b'{"result": {"a": 1}, "reasons": "x"}', "reasons must be a list"),
         (BenchStarted, b'{"context": "8"}', "context must be an integer"),
     ],

@@ -131,7 +131,7 @@ def test_a_program_in_a_node_shows_the_key_to_no_program_of_another_user(
             SAMPLE: (("60", str(tmp_path)), ""),
             BENCH: ((), json.dumps({"key": "sk-canary", "api": f"http://127.0.0.1:{port}"})),
         }[where]
-        program = python(*where, *words, seconds=30, needs=(*NEEDED, "wire.listeners"))
+        program = python(*where, *words, seconds=30, needs=(*NEEDED, "wire.listeners", "wire.metrics"))
         (tmp_path / "sitecustomize.py").write_text(AS_OTHER)
         run_until_a_line(program, sent, tmp_path)
         (tmp_path / "sitecustomize.py").write_text("")

@@ -133,7 +133,7 @@ class Front(web.Server):
         judge(request)
         connection.expect(request.content)
         connection.take()
-        if (request.method, path) == ("GET", "/metrics") and self._metrics.several:
+        if (request.method, path) == ("GET", "/metrics"):
             total = self._settings.total and read_status(self._settings.total)
             return await self._metrics.answer(total or self.status())
         if len(self._open) >= self._settings.streams:

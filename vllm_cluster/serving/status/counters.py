@@ -21,7 +21,7 @@ MAX_VALUE, MIN_SECONDS = 1e18, 0.1
 _LINE = re.compile(r'vllm:(\w+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})? +(\S{1,40})', re.ASCII)
 _TEXT = re.compile(r"[^\n]+")
 _BOUND = re.compile(r'(?<!\w)le="([^"]{1,40})"')
-# As the front writes it, where there are several.
+# As the front writes it.
 _OF_REPLICA = re.compile(r'vllm:\w+\{replica="([0-9]{1,5})"')
 _GAUGES = ("num_requests_running", "num_requests_waiting")
 KV_CACHE = "kv_cache_usage_perc"
@@ -93,7 +93,7 @@ def parse_counters(text: str, at: float) -> Counters:
 
 
 def split_replicas(text: str) -> dict[int, str]:
-    """The lines of each replica by its number; none where there is one alone."""
+    """The lines of each replica by its number."""
     found: dict[int, list[str]] = {}
     for line in _lines(text):
         if of := _OF_REPLICA.match(line):
@@ -122,7 +122,8 @@ class RecentLoads:
     def add(self, serves: Sequence[ServeStatus], text: str, at: float) -> None:
         """Take what was counted at a moment of the host's boot clock; of another start nothing before it counts."""
         runs = {one.index: (one.generation, one.attempt) for one in serves}
-        texts = split_replicas(text)
+        # One alone is the whole.
+        texts = {} if len(serves) == 1 else split_replicas(text)
         most = MAX_NUMBERS // (1 + len(texts))
         # A replica that has not answered once, and then does, would look like as many requests at once.
         self._whole.add([runs.get(index) for index in texts or runs], parse_counters(text, at), most)

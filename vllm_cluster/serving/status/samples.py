@@ -33,7 +33,7 @@ def samples(node: NodeHandle, seconds: float, *, head: bool) -> Iterator[NodeSam
         HostError: it does not start, is silent for too long, or the connection broke.
     """
     runtime = node.connection.runtime
-    words, needs = (f"{seconds:g}", STATE_FOLDER), (*NEEDED, "wire.listeners")
+    words, needs = (f"{seconds:g}", STATE_FOLDER), (*NEEDED, "wire.listeners", "wire.metrics")
     program = python("serving.status.on_host", "sample", *words, seconds=LIFE_SECONDS, needs=needs)
     program = replace(program, max_line=MAX_OF_HEAD if head else MAX_SAMPLE, max_bytes=math.inf)
     with start(node.connection, program, InNode(node.name), runtime.after(START_SECONDS)) as running:

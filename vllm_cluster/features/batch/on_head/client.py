@@ -21,7 +21,7 @@ from vllm_cluster.wire.listeners import is_own_listener
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
 IDLE_SECONDS = 2.0
-MAX_MODELS, MAX_METRICS = 1 << 20, 4 << 20
+MAX_MODELS = 1 << 20
 # As many may be open at once as answers.
 MAX_REFUSAL = 16 << 10
 # Of lists and objects in an answer, each of which takes a hundred bytes: 16 MiB of logprobs have half of that.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import nan
-from typing import Annotated, Any
+from typing import Any
 
-from vllm_cluster.wire.reading import RefusedDocument, convert
-from vllm_cluster.wire.values import Count, Positive, between
+from vllm_cluster.wire.metrics import Load, read_loads
+from vllm_cluster.wire.values import Count, Positive
 
 WINDOW_SECONDS = 60.0
 # Of one answer; a number of thousands of digits is none that Python can turn into a rate.
@@ -18,9 +16,6 @@ MAX_TOKENS = 1 << 31
 # vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
 # cost three seconds of a batch of sixteen on two H200 hosts.
 START, CEILING = 128, 1024
-_SAMPLE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-# The front puts it before the labels that the replica itself wrote.
-_REPLICA = re.compile(r'replica="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -83,18 +78,6 @@ def _count(usage: Mapping[str, Any], *names: str) -> int:
     return found if type(found) is int and 0 <= found <= MAX_TOKENS else 0
 
 
-# More than any server has, and few enough to count with: who runs a replica may write any number.
-Requests = Annotated[float, between(0.0, 1e6)]
-
-
-@dataclass(frozen=True)
-class Load:
-    """The server at one moment: the requests that run, and those that wait though no replica at work has room."""
-
-    running: Requests
-    waiting: Requests
-
-
 class Concurrency:
     """The level: doubled until requests wait in the server, then twice as many as run.
 
@@ -118,32 +101,13 @@ class Concurrency:
 
 
 def read_load(metrics: str) -> Load | None:
-    """Read the load from the text of vLLM's /metrics, summed over the engines of a replica; None where it is not there.
+    """Read the load of all replicas from the text of /metrics; None where it is not there.
 
     A replica whose numbers can not be is left out, and requests wait once they do at each one that is at work: what one
     reports of itself holds the others neither up nor down.
     """
-    sums: dict[str, dict[str, float]] = {}
-    for name, labels, value in _SAMPLE.findall(metrics):
-        replica = _REPLICA.match(labels)
-        own = sums.setdefault(replica[1] if replica else "", {})
-        own[name] = own.get(name, 0.0) + _number(value)
-    loads = [load for own in sums.values() if (load := _load(own))]
+    loads = [load for load in read_loads(metrics).values() if load]
     if not loads:
         return None
     waiting = min((one.waiting for one in loads if one.running or one.waiting), default=0.0)
     return Load(sum(one.running for one in loads), waiting)
-
-
-def _load(found: Mapping[str, float]) -> Load | None:
-    try:
-        return convert(Load, found, "load")
-    except RefusedDocument:
-        return None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return nan

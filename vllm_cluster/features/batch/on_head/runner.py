@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.features.batch.on_head.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
+from vllm_cluster.features.batch.on_head.client import OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
 from vllm_cluster.features.batch.on_head.lines import (
     BadLine,
     BatchLine,
@@ -39,6 +39,7 @@ from vllm_cluster.features.batch.on_head.lines import (
 from vllm_cluster.features.batch.on_head.progress import Concurrency, Meter, Progress, read_load
 from vllm_cluster.features.batch.on_head.room import NoRoom, lack_of_room
 from vllm_cluster.features.batch.on_head.row_file import RowFile
+from vllm_cluster.wire.metrics import MAX_METRICS
 from vllm_cluster.wire.refusals import fitting_tokens
 
 # 1, 2, 4, … 30 s, about two minutes in all: a server that ends is noticed sooner.

@@ -20,11 +20,11 @@ from typing import Any
 
 from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import connect_to_own_only
+from vllm_cluster.wire.metrics import MAX_METRICS
 
 # The second sample comes soon, so that rates are known.
 SOON = 0.5
 ANSWER_SECONDS = 5.0
-MAX_METRICS = 8 << 20
 # As `wire.status` has it: each of several replicas has its failures, with their lines.
 MAX_STATUS = 3 << 19
 # Processes that run a rank, as the kernel cuts their names; a lone GPU's rank runs within its engine.
