@@ -296,6 +296,25 @@ def test_what_cannot_be_asked_is_called_unknown(world: World, verb: str) -> None
     assert "(ready for 3 h, unknown number of requests running)" in person.asked[0]
 
 
+# fault: serving/consent.py: silent = len(numbers) - len(known) → silent = 0
+@pytest.mark.promise("P35")
+def test_of_replicas_whose_number_is_unknown_the_question_tells() -> None:
+    """What one reports of itself changes nothing of the others' number."""
+    world, inventory = make.world((2, 2)), make.inventory(2, backend="mp")
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        lab.succeed(world, inventory, partial(lab.do_serve, replicas=2, tp=2, pp=1))
+        world.clock.sleep(3 * 3600)
+        for loads, words in (
+            ({"0": 7, "1": 2}, "9 requests running"),
+            ({"1": 9}, "at least 9 requests running, unknown for 1 replica"),
+            ({"": 9}, "unknown number of requests running"),
+        ):
+            world.requests, person = loads, Person(False)
+            lab.run(world, inventory, partial(lab.do_stop, confirm=person))
+            assert person.asked[-1] == f"Stop org/model (all 2 replicas, ready for 3 h, {words}) on lab?"
+
+
 @pytest.mark.promise("P35")
 def test_a_model_that_loads_is_asked_about_too(world: World) -> None:
     """A colleague's `serve` waits for it."""

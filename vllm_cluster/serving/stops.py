@@ -28,16 +28,11 @@ class Served:
         parts = [f"all {len(self.replicas)} replicas"] if len(self.replicas) > 1 else []
         parts.append(self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}")
         if self.phase == "ready":
-            parts.append(f"{self._number} running")
+            number = "unknown number of requests" if self.requests is None else count(self.requests, "request")
+            known = self.requests is None or not self.silent
+            parts.append(f"{'' if known else 'at least '}{number} running")
+            parts += [] if known else [f"unknown for {count(self.silent, 'replica')}"]
         return f"{self.name} ({', '.join(parts)})"
-
-    @property
-    def _number(self) -> str:
-        """How many requests it works on; at least so many, where not every replica has told."""
-        if self.requests is None:
-            return "unknown number of requests"
-        number = count(self.requests, "request")
-        return f"at least {number} (unknown: {count(self.silent, 'replica')})" if self.silent else number
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tests.support.sim import pulls, shell
-from tests.support.sim.world import Machine, World
+from tests.support.sim.world import Box, Machine, World
 from vllm_cluster.kernel.node.on_host import append_line
 
 # Those that wait for a message before they do anything.
@@ -112,13 +112,17 @@ class Program:
             case "hub_listing":
                 rows = pulls.hub()
             case "vllm_load":
-                # All of them are at the first replica.
-                numbers = {str(one): 0 if one else world.requests for one in box.life.get("replicas", ())}
-                numbers = {} if world.requests is None else numbers
-                rows = [{"now": world.host_time(machine), "requests": numbers}]
+                rows = [{"now": world.host_time(machine), "requests": _requests(world, box)}]
             case "check" if machine.name in world.answers:
                 rows = [{"v": 1, **world.answers[machine.name]}]
             case "inspect_image":
                 image = machine.images.get(box.image)
                 rows = [{"python": "3.12.3", "machine": "x86_64", "glibc": "2.35", "have": image.have if image else {}}]
         return "".join(f"{line}\n" for line in ("some banner of the image", *map(json.dumps, rows))).encode()
+
+
+def _requests(world: World, box: Box) -> dict[str, int]:
+    """How many requests each replica works on; all of them are at the first."""
+    if world.requests is None or isinstance(world.requests, dict):
+        return world.requests or {}
+    return {str(one): 0 if one else world.requests for one in box.life.get("replicas", ())}

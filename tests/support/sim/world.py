@@ -273,8 +273,8 @@ class World:
         self.asleep: list[Script] = []
         self.unfenced: list[str] = []
         self.count = 0
-        # Requests that vLLM works on; None where it does not report them.
-        self.requests: int | None = 0
+        # Requests that vLLM works on, or of each replica; None where it does not report them.
+        self.requests: int | dict[str, int] | None = 0
         # What the nodes answer about a request to serve, by host; nothing where they cannot be asked.
         self.answers: dict[str, dict[str, Any]] = {}
         # The image that hosts hold as blobs, to be sent or loaded, by host.

@@ -107,6 +107,9 @@ def test_of_one_replica_alone_there_is_no_row() -> None:
         recent.add([serving()], REAL, at)
     assert recent.load()
     assert recent.loads() == {}
+    # The front gives it a number too.
+    recent.add([serving()], of_replicas(r0=100), 20.0)
+    assert recent.loads() == {}
 
 
 def test_what_a_node_passes_on_is_there_and_enough() -> None:

@@ -23,9 +23,10 @@ from vllm_cluster.features.batch.on_head import client as client_module
 from vllm_cluster.features.batch.on_head import room, runner
 from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi, judge, refusal
 from vllm_cluster.features.batch.on_head.lines import BatchProblem
-from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
+from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Meter, Progress, read_load
 from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.features.batch.tests.runs import load, run, state_of
+from vllm_cluster.wire.metrics import Load
 from vllm_cluster.wire.reading import convert
 
 PROMPTS = [f"p{number}" for number in range(40)]
@@ -590,7 +591,7 @@ def page(*loads: tuple[object, object]) -> str:
 ODD = ["NaN", "Inf", "-Inf", "-1e9", "1e308", "9" * 400]
 
 
-# fault: features/batch/on_head/progress.py: Requests = Annotated[float, between(0.0, 1e6)] → Requests = float
+# fault: wire/metrics.py: return number if 0 <= number <= MAX_REQUESTS else nan → return number
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("what", [0, 1])
 def test_a_load_that_can_not_be_is_that_of_no_replica(odd: str, what: int) -> None:

@@ -27,6 +27,8 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.serving.endpoint.endpoint import hosts_key
+from vllm_cluster.serving.node import front_metrics
+from vllm_cluster.wire.metrics import MAX_METRICS
 
 REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
 SAMPLES = [sample for family in text_string_to_metric_families(REAL) for sample in family.samples]
@@ -279,6 +281,37 @@ def test_each_alert_comes_with_what_to_do(served: dict[str, Any], tmp_path: Path
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
     assert len(set(places)) == len(places)
     assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in panels)
+
+
+# fault: features/dashboard/monitoring/alerts.yml: expr: vcluster_replica_up{job="vcluster", replica=~"[0-9]+"} → expr: vcluster_replica_up{job="vcluster"}
+# fault: features/dashboard/monitoring/alerts.yml: vllm:kv_cache_usage_perc{job="vcluster", replica=~"[0-9]*"} → vllm:kv_cache_usage_perc{job="vcluster"}
+def test_no_text_of_a_server_is_in_an_alert(served: dict[str, Any], tmp_path: Path) -> None:
+    """A person copies the command in it: `replica=0; touch x #` was one that a replica had written."""
+    written(tmp_path)
+    for rule in load(tmp_path, "alerts.yml")["groups"][0]["rules"]:
+        words, expr = json.dumps(rule["annotations"]), rule["expr"]
+        # The other two are Prometheus' own, of targets.json.
+        assert {*re.findall(r"\$labels\.(\w+)", words)} <= {"cluster", "instance", "replica"}
+        numbers = [re.search(r'replica=~"\[0-9\][+*]"', labels) for _, labels in SELECTOR.findall(expr)]
+        assert "replica" not in words or (numbers and all(numbers)), rule["alert"]
+        assert "replica=" not in rule["annotations"]["description"] or '"[0-9]+"' in expr
+
+
+# fault: features/dashboard/monitoring/prometheus.yml: body_size_limit: 24MB → body_size_limit: 9MB
+# fault: features/dashboard/monitoring/prometheus.yml: sample_limit: 250000 → sample_limit: 50000
+# fault: features/dashboard/monitoring/prometheus.yml: label_limit: 128 → label_limit: 64
+# fault: features/dashboard/monitoring/prometheus.yml: label_value_length_limit: 8300 → label_value_length_limit: 1000
+def test_prometheus_takes_no_more_than_the_front_may_give(served: dict[str, Any], tmp_path: Path) -> None:
+    """It took 3.8 GB for one page; and of a page beyond a limit it takes nothing, also not of honest replicas."""
+    written(tmp_path)
+    (job,) = load(tmp_path, "prometheus.yml")["scrape_configs"]
+    assert int(job["body_size_limit"].removesuffix("MB")) << 20 == MAX_METRICS
+    # The front's own: of each replica whether it is there, and by HTTP status.
+    assert front_metrics.MAX_ALL_LINES + 4096 + 600 < job["sample_limit"] < 2 * front_metrics.MAX_ALL_LINES
+    # The metric's name, that of the replica and the three of Prometheus.
+    assert front_metrics.MAX_LABELS + 5 < job["label_limit"] < 2 * front_metrics.MAX_LABELS
+    longest = front_metrics.MAX_LINE + len("exported_")
+    assert longest < job["label_name_length_limit"] == job["label_value_length_limit"] < 2 * longest
 
 
 def test_grafana_reads_the_whole_dashboard(served: dict[str, Any], tmp_path: Path) -> None:
