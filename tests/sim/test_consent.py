@@ -298,7 +298,7 @@ def test_what_cannot_be_asked_is_called_unknown(world: World, verb: str) -> None
 
 # fault: serving/consent.py: silent = len(numbers) - len(known) → silent = 0
 @pytest.mark.promise("P35")
-def test_of_replicas_whose_number_is_unknown_the_question_tells() -> None:
+def test_a_question_names_replicas_of_unknown_load() -> None:
     """What one reports of itself changes nothing of the others' number."""
     world, inventory = make.world((2, 2)), make.inventory(2, backend="mp")
     with lab.inside(world):
