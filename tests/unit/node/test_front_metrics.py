@@ -39,7 +39,7 @@ def strict(text: str) -> set[tuple[str, ...]]:
     """
     assert text == "" or text.endswith("\n")
     found, seen, told = list[tuple[str, ...]](), set[str](), set[tuple[str, str]]()
-    family, last = "", ""
+    family, last, of = "", "", dict[str, str]()
     ends: tuple[str, ...] = ("",)
     for line in text.split("\n")[:-1]:
         if line.startswith("#"):
@@ -55,6 +55,7 @@ def strict(text: str) -> set[tuple[str, ...]]:
         base = family if name in {family + end for end in ends} else name
         # The samples of a family are one piece.
         assert base == last or base not in seen, line
+        assert of.setdefault(name, base) == base, line
         seen.add(last := base)
         pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels or "")
         keys = [key for key, _ in pairs]
