@@ -13,7 +13,7 @@ from secrets import token_hex
 import pytest
 
 from tests.support.layers import GNU, before, entry, sized
-from vllm_cluster.kernel.images.for_docker import OF_ALL, Folders, LayerTar
+from vllm_cluster.kernel.images.for_docker import OF_ALL, LayerTar, Made
 
 SECONDS = 60
 CONTENT = b"content".ljust(512, b"\0")
@@ -52,7 +52,7 @@ class Recorded(LayerTar):
     """Writes down each name that it counts, with the folders before it."""
 
     def __init__(self) -> None:
-        super().__init__(Folders())
+        super().__init__(Made())
         self.names = set[str]()
 
     def _count(self, parts: list[bytes], kind: bytes) -> None:

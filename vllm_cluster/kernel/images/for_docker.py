@@ -31,29 +31,38 @@ EXTENDED, LONG_NAME, LONG_LINK, OF_ALL = b"x", b"L", b"K", b"g"
 # A size is as little as a file can be moved in by, and more than any disk of a host holds.
 MAX_EXTENDED, MAX_SIZE = 1 << 20, 1 << 43
 SPARSE = b"GNU.sparse"
-# Docker makes each folder that a name leads through, of 4 KB and an inode. A layer has an entry for each of its own, of
-# 512 bytes; one without takes as much as a name may hold, 2,000. The largest images have 50,000.
-MAX_UNNAMED, MAX_FOLDERS, MAX_LINKS = 10_000, 300_000, 500_000
+# Each entry takes an inode, and a folder or a link 4 KB, of a header of 512 bytes. A disk has an inode for each 16 KB,
+# and the largest images have 300,000 entries, of 50 KB each.
+MAX_ENTRIES, BYTES_OF_ENTRY = 500_000, 16 << 10
+# Docker makes each folder that a name leads through. A layer has an entry for each of its own; one without takes as
+# much as a name may hold, 2,000.
+MAX_UNNAMED = 10_000
+# Of one entry: extended attributes. Python reads each in a microsecond.
+MAX_RECORDS = 256
 # Of a path on Linux.
 MAX_NAME = 4096
 # Each link to a file below it is a copy of that file, where Docker has a store that is not its usual one.
 COPIED = b".wh..wh.plnk"
 
 
-class Folders:
-    """How many folders Docker makes of an image, of whose layers each counts as often as it is listed."""
+class Made:
+    """How many files and folders Docker makes of an image, of whose layers each counts as often as it is listed."""
 
     def __init__(self) -> None:
-        self._all = self._unnamed = 0
+        self._entries = self._bytes = self._unnamed = 0
 
-    def add(self, times: int, *, named: bool) -> None:
-        """Count one of a layer that is listed so many times, or raise ValueError where there are too many."""
-        self._all += times
-        self._unnamed += 0 if named else times
+    def add(self, times: int, size: int) -> None:
+        """Count an entry of so many bytes, or raise ValueError where there are too many for the size of the image."""
+        self._entries += times
+        self._bytes += times * size
+        if self._entries > MAX_ENTRIES + self._bytes // BYTES_OF_ENTRY:
+            raise ValueError(f"the image has more than {MAX_ENTRIES} files, links and folders of next to nothing")
+
+    def add_unnamed(self, times: int) -> None:
+        """Count a folder that has no entry, or raise ValueError where there are too many."""
+        self._unnamed += times
         if self._unnamed > MAX_UNNAMED:
             raise ValueError(f"the image has more than {MAX_UNNAMED} folders that have no entry of their own")
-        if self._all > MAX_FOLDERS:
-            raise ValueError(f"the image has more than {MAX_FOLDERS} folders")
 
 
 class LayerTar:
@@ -63,7 +72,7 @@ class LayerTar:
     to be harmless is refused: two programs may read it in two ways.
     """
 
-    def __init__(self, folders: Folders, times: int = 1) -> None:
+    def __init__(self, made: Made, times: int = 1) -> None:
         # How many bytes come before the next header.
         self.skip = 0
         self._rest, self._begun, self._over = b"", False, False
@@ -72,7 +81,7 @@ class LayerTar:
         self._before, self._given = b"", dict[bytes, bytes]()
         # By hash: as they are, so many names would be 100 MB.
         self._folders, self._links = set[int](), set[int]()
-        self._counted, self._times = folders, times
+        self._made, self._times = made, times
 
     def feed(self, piece: bytes) -> None:
         """Follow what comes next.
@@ -141,6 +150,7 @@ class LayerTar:
         if kind == b"\0" and size:
             raise ValueError("it has an entry of no kind, with content")
         self.skip = _padded(size) if kind == b"0" else 0
+        self._made.add(self._times, BLOCK + self.skip)
         self._lead_through(block, kind)
         self._before, self._given = b"", {}
 
@@ -161,8 +171,6 @@ class LayerTar:
             raise ValueError("it has another entry in place of a folder")
         if kind in LINKS:
             self._links.add(whole)
-            if len(self._links) > MAX_LINKS:
-                raise ValueError(f"it has more than {MAX_LINKS} links")
         for end in range(len(parts) - (not is_folder), 0, -1):
             path = hash(b"/".join(parts[:end]))
             if path in self._folders:
@@ -170,7 +178,8 @@ class LayerTar:
             if path in self._links:
                 raise ValueError("it has a name that leads through a link")
             self._folders.add(path)
-            self._counted.add(self._times, named=end == len(parts))
+            if end < len(parts):
+                self._made.add_unnamed(self._times)
 
 
 class Config:
@@ -243,7 +252,10 @@ def _records(body: bytes) -> dict[bytes, bytes]:
         length, _, _ = body[at : at + 8].partition(b" ")
         if not re.fullmatch(b"[0-9]{1,7}", length) or not len(length) < int(length) <= len(body) - at:
             raise ValueError("it has an entry that cannot be read")
-        key, _, value = body[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
+        key, _, value = body[at + len(length) + 1 : at + int(length)].partition(b"=")
+        if value[-1:] != b"\n" or len(found) == MAX_RECORDS:
+            raise ValueError("it has an entry that cannot be read")
+        value = value[:-1]
         if key.startswith(SPARSE):
             raise ValueError("it has a file with holes, which becomes larger than what is sent of it")
         if key == b"size":
@@ -257,13 +269,13 @@ class Checks:
     """What the bytes of the blobs of an image are given to, before Docker gets them."""
 
     def __init__(self, config: str, layers: list[str]) -> None:
-        self._config, self._layers, self._folders = config, layers, Folders()
+        self._config, self._layers, self._made = config, layers, Made()
 
     def of(self, blob: str) -> LayerTar | Config:
         """What this blob's are given to."""
         if blob == self._config:
             return Config(self._layers)
-        return LayerTar(self._folders, self._layers.count(blob))
+        return LayerTar(self._made, self._layers.count(blob))
 
 
 def look_at(config: str, layers: list[str]) -> None:
