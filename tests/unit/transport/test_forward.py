@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.ports import is_ended
 from tests.support.waiting import until
-from vllm_cluster.kernel.transport import forward, whose
+from vllm_cluster.kernel.transport import forward
+from vllm_cluster.kernel.transport import whose as whose_module
 from vllm_cluster.kernel.transport.forward import PAUSE_MS, Away, LoopbackForward, Pipe, SocketPipe
-from vllm_cluster.kernel.transport.whose import is_of_another_user
+from vllm_cluster.kernel.transport.whose import Whose, whose
 
 REFUSED, MOST = 5, 4
 
@@ -25,9 +28,9 @@ REFUSED, MOST = 5, 4
 class Ends:
     """A forwarded port, its clients, and the far end of each."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, *, shared: bool = False) -> None:
         self._stack, self.far = stack, list[socket.socket]()
-        self.made = LoopbackForward("gpu1", self._dial)
+        self.made = LoopbackForward("gpu1", self._dial, shared=shared)
         stack.callback(self.made.close)
 
     def _dial(self) -> Pipe:
@@ -48,6 +51,13 @@ class Ends:
         until(lambda: len(self.far) > count, 20, 0.01)
         assert self.far[count].recv(100) == sent
         return client
+
+    def served_last(self, sent: bytes) -> None:
+        """One more after others, of which some have no far end."""
+        client = self.client(sent)
+        until(lambda: bool(self.far) and bool(select.select([self.far[-1]], [], [], 0)[0]), 20, 0.01)
+        assert self.far[-1].recv(100) == sent
+        client.close()
 
 
 @pytest.fixture
@@ -180,15 +190,15 @@ def test_where_no_thread_can_be_started_the_next_client_is_served(
         ends.served(b"%d" % n)
 
 
-# fault: kernel/transport/forward.py: if others and not self._of_others.acquire(blocking=False): → if False:
+# fault: kernel/transport/forward.py: (user != "own" and not self._of_others.acquire()) → (user != "own" and self._of_others.acquire() is None)
 # fault: kernel/transport/forward.py: poll.poll() → poll.poll(), self._make_room()
-# fault: kernel/transport/forward.py: places = [self._of_others] if others else [] → places = []
+# fault: kernel/transport/forward.py: if user == "own" else [self._of_others] → if True else [self._of_others]
 def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With requests that need no key, one after the other on each connection, one of them kept all others away."""
     others = set[int]()
     monkeypatch.setattr(forward, "MAX_CONNECTIONS", MOST)
     monkeypatch.setattr(forward, "MAX_OF_OTHERS", MOST - 1)
-    monkeypatch.setattr(forward, "is_of_another_user", lambda client, _: client[1] in others)
+    monkeypatch.setattr(forward, "whose", lambda client, _: "another's" if client[1] in others else "own")
     connect = socket.create_connection
 
     def of_another(*at: Any) -> socket.socket:
@@ -200,7 +210,7 @@ def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch
         return client
 
     with ExitStack() as stack:
-        ends = Ends(stack)
+        ends = Ends(stack, shared=True)
         monkeypatch.setattr(socket, "create_connection", of_another)
         held = [ends.served(b"%d" % n) for n in range(MOST - 1)]
         monkeypatch.setattr(socket, "create_connection", connect)
@@ -221,34 +231,62 @@ def test_other_users_of_this_machine_have_a_part_of_the_places_alone(monkeypatch
         ends.served(b"another")
 
 
-# fault: kernel/transport/whose.py: found.user != os.getuid() → found.user == os.getuid()
+# fault: kernel/transport/forward.py: if user == "gone" or → if
+# fault: kernel/transport/forward.py: if shared or local_port else 0 → if True else 0
+# fault: kernel/transport/forward.py: (many and now - self._begun[0] < 1.0) or → (many and now - self._begun[0] < 0.0) or
+@pytest.mark.parametrize("kind", ["gone", "of a port for its program", "many within a second"])
+def test_who_gets_no_place_costs_no_word_with_the_host(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """One that connects and goes, again and again, kept each client of this user waiting for as long as it ran."""
+    monkeypatch.setattr(forward, "OTHERS_A_SECOND", 3)
+    monkeypatch.setattr(forward, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    users = iter([*(["gone"] * 9 if kind == "gone" else ["another's"] * 9), "own"])
+    monkeypatch.setattr(forward, "whose", lambda *_: next(users))
+    with ExitStack() as stack:
+        ends = Ends(stack, shared=kind != "of a port for its program")
+        for _ in range(9):
+            ends.client()
+        ends.served_last(b"mine")
+        assert len(ends.far) == 1 + 3 * (kind == "many within a second")
+
+
+# fault: kernel/transport/whose.py: "own" if found.user == os.getuid() else "another's" → "own" if found.user != os.getuid() else "another's"
 # fault: kernel/transport/whose.py: and found.inode: → and True:
 # fault: kernel/transport/whose.py: found.ports == (client[1], server[1]) → True
+# fault: kernel/transport/whose.py: for interface in (0, LOOPBACK_INTERFACE): → for interface in (0,):
 @pytest.mark.parametrize("at", ["127.0.0.1", "::ffff:127.0.0.1"])
-def test_a_client_of_another_user_is_known(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+@pytest.mark.parametrize("bound", [False, True], ids=["", "to the interface"])
+def test_a_client_of_another_user_is_known(monkeypatch: pytest.MonkeyPatch, at: str, bound: bool) -> None:
     """A client by IPv6 was in another list of sockets than its server, and passed for one of the own user."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        client = stack.enter_context(socket.create_connection((at, server.getsockname()[1])))
+        client = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET))
+        if bound:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+        client.connect((at, server.getsockname()[1]))
         here, there = server.accept()
         stack.enter_context(here)
-        assert not is_of_another_user(there, server.getsockname())
+
+        def found() -> Whose:
+            return whose(there, server.getsockname())
+
+        assert found() == "own"
         client.shutdown(socket.SHUT_WR)
-        assert not is_of_another_user(there, server.getsockname()), "one that waits for its answer"
+        assert found() == "own", "one that waits for its answer"
         own = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: own + 1)
-        assert is_of_another_user(there, server.getsockname())
+        assert found() == "another's"
         monkeypatch.setattr(os, "getuid", lambda: 0)
         client.close()
-        assert is_of_another_user(there, server.getsockname()), "one that has gone"
+        assert found() == "gone"
         # Of this user, and at the same place.
         listens = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         monkeypatch.setattr(os, "getuid", lambda: own)
-        assert is_of_another_user(listens.getsockname(), server.getsockname()), "who listens is no client"
+        assert whose(listens.getsockname(), server.getsockname()) == "gone", "who listens is no client"
 
 
-# fault: kernel/transport/whose.py: except (OSError, AttributeError): → except OSError:
-# fault: kernel/transport/whose.py: return _socket_at(server, client) is not None → return True
+# fault: kernel/transport/whose.py: except AttributeError: → except ZeroDivisionError:
+# fault: kernel/transport/whose.py: return "gone" if _socket_at(server, client) else "own" → return "gone"
+# fault: kernel/transport/whose.py: if error.errno in NO_ROOM: → if True:
 @pytest.mark.parametrize("lacks", ["the family of sockets", "the kernel's module", "an answer"])
 def test_where_the_kernel_shows_no_users_each_client_is_served(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
@@ -258,5 +296,15 @@ def test_where_the_kernel_shows_no_users_each_client_is_served(monkeypatch: pyte
             # As the kernel answers for a protocol of which it knows nothing.
             monkeypatch.setattr(socket, "IPPROTO_TCP", 200)
         else:
-            monkeypatch.setattr(whose, "_REQUEST", 0)
-        assert not is_of_another_user(client.getsockname(), server.getsockname())
+            monkeypatch.setattr(whose_module, "_REQUEST", 0)
+        assert whose(client.getsockname(), server.getsockname()) == "own"
+
+
+# fault: kernel/transport/whose.py: if error.errno in NO_ROOM: → if False:
+def test_a_client_that_cannot_be_asked_for_is_not_taken_for_an_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", full)
+    with pytest.raises(OSError, match="Too many"):
+        whose(("127.0.0.1", 1), ("127.0.0.1", 2))

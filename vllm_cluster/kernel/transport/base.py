@@ -145,7 +145,7 @@ class Transport(Protocol):
         ...
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
-        """Bring a port of the host to 127.0.0.1 here; 0 takes a free one."""
+        """Bring a port of the host to 127.0.0.1 here; 0 takes a free one, for programs of this user alone."""
         ...
 
     def require_alive(self) -> None:

@@ -9,19 +9,23 @@ import os
 import select
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from vllm_cluster.kernel.errors import HostError, PortInUse
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.shell_line import listener_line
-from vllm_cluster.kernel.transport.whose import Address, is_of_another_user
+from vllm_cluster.kernel.transport.whose import Address, whose
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
 # Of them those of other users of this machine, together: an API's connections are kept open for more requests, and
 # one that only holds a place looks as they do.
 MAX_OF_OTHERS = 128
+# And so many new ones a second: each costs a thread and a word with the host, also one that goes at once.
+OTHERS_A_SECOND = 64
 CHUNK = 65_536
 PAUSE_MS = 100
 UNAVAILABLE = 503
@@ -29,6 +33,12 @@ UNAVAILABLE = 503
 BACKLOG = 1024
 # So long what a client still sends is taken once its answer is there.
 LINGER_SECONDS = 2.0
+
+
+class _Place(Protocol):
+    """What is given back once a connection has ended."""
+
+    def release(self) -> None: ...
 
 
 class Pipe(Protocol):
@@ -145,18 +155,39 @@ class _Forwarded:
         self.end()
 
 
+class _OfOthers:
+    """The places that other users of this machine have; none where a port is for this program alone."""
+
+    def __init__(self, number: int) -> None:
+        self._free = threading.Semaphore(number)
+        self._begun: deque[float] = deque(maxlen=OTHERS_A_SECOND)
+
+    def acquire(self) -> bool:
+        """Take one, unless all are taken or many were within a second."""
+        now, many = time.monotonic(), len(self._begun) == OTHERS_A_SECOND
+        if (many and now - self._begun[0] < 1.0) or not self._free.acquire(blocking=False):
+            return False
+        self._begun.append(now)
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
+        self._free.release()
+
+
 class LoopbackForward:
     """Accepts on 127.0.0.1 and forwards each connection through a pipe of its own.
 
     Every user of this machine may connect: where there are too many, the oldest goes whose client waits for nothing.
-    Those of other users have a part of the places alone, and one for which there is none is closed.
+    Those of other users have a part of the places of a port that a person chose, or that is `shared`, and else none;
+    one for which there is none is closed.
     """
 
-    def __init__(self, host: str, dial: Callable[[], Pipe], local_port: int = 0) -> None:
+    def __init__(self, host: str, dial: Callable[[], Pipe], local_port: int = 0, *, shared: bool = False) -> None:
         self._host = host
         self._dial = dial
         self._slots = threading.Semaphore(MAX_CONNECTIONS)
-        self._of_others = threading.Semaphore(MAX_OF_OTHERS)
+        self._of_others = _OfOthers(MAX_OF_OTHERS if shared or local_port else 0)
         self._lock = threading.Lock()
         # In the order in which they came.
         self._live: dict[_Forwarded, None] = {}
@@ -215,11 +246,11 @@ class LoopbackForward:
         Raises:
             RuntimeError: no thread can be started.
         """
-        # Before anyone gives way to it, and before it costs a thread.
-        others = is_of_another_user(client, sock.getsockname())
-        if others and not self._of_others.acquire(blocking=False):
+        # Before anyone gives way to it, and before it costs a thread. To one that has gone nothing can be answered.
+        user = whose(client, sock.getsockname())
+        if user == "gone" or (user != "own" and not self._of_others.acquire()):
             return False
-        places = [self._of_others] if others else []
+        places: list[_Place] = [] if user == "own" else [self._of_others]
         try:
             if self._take_slot():
                 places.append(self._slots)
@@ -249,7 +280,7 @@ class LoopbackForward:
         if oldest:
             oldest.end()
 
-    def _serve(self, sock: socket.socket, places: tuple[threading.Semaphore, ...]) -> None:
+    def _serve(self, sock: socket.socket, places: tuple[_Place, ...]) -> None:
         try:
             self._forward(SocketPipe(sock))
         finally:

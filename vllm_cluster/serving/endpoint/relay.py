@@ -29,7 +29,7 @@ class Relay:
         """Clients ask again after `seconds`, where there is no way."""
         self._way: Way | None = None
         self._seconds = seconds
-        self._forward = LoopbackForward("tunnel", self._dial, port)
+        self._forward = LoopbackForward("tunnel", self._dial, port, shared=True)
         self.port, self.close = self._forward.local_port, self._forward.close
 
     @contextmanager
