@@ -226,7 +226,7 @@ LISTENERS = (
         "this machine",
         LOOPBACK,
         ("`--tunnel PORT`", "with `--tunnel` alone that of `ports.api`", f"else {CHOSEN}"),
-        _USERS,
+        f"{_USERS}; others than yours, root in a container too, have 128 of its 512 places",
         "the API key; SSH from here to the head. A Prometheus that runs on after the tunnel has ended offers the key "
         "to whoever listens at its port then",
         ("kernel/transport/forward.py", "serving/endpoint/tunnel.py"),
