@@ -1,8 +1,7 @@
 """Reports how many requests vLLM works on, and the host's clock, since the laptop's may differ.
 
-Arguments: vLLM's host and port, and the seconds that it may take. Only its two gauges are read, of each
-replica; by http.client and not
-urllib, which would ask a proxy for our own port.
+Arguments: vLLM's host and port, and the seconds that it may take. Only its two gauges are read, of each replica; by
+http.client and not urllib, which would ask a proxy for our own port.
 """
 
 from __future__ import annotations
