@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from tests.support.depth import cases
 from tests.support.hostile import hostile, many, recorded
 from tests.support.modules import MODULES, nodes, room
 from tests.support.pasted import NOTES, SHELLS, noted
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.shell_line import Option, command_line
-from vllm_cluster.kernel.terminal.edge import with_inventory
+from vllm_cluster.kernel.terminal.edge import remedy, with_inventory
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.text import printable
 
@@ -125,3 +128,38 @@ def without_inventory(words: list[str]) -> list[str]:
     """The words of a call of vcluster but for the option that was added behind the verb."""
     at = next((at for at in (2, 3) if words[at : at + 1] == ["-i"]), None)
     return words if at is None else [*words[:at], *words[at + 2 :]]
+
+
+# Those of hosts that are alike, or a whole line.
+LEADS = ("", "-", "-i", "--from=", "~/", "/", "./", "../", "gpu1:/", "x y", "--", "$(", "'", "model=")
+
+
+# fault: kernel/terminal/edge.py: if _NAME.fullmatch(name) and name.isprintable() else typed → if name else typed
+@pytest.mark.promise("P46")
+def test_no_text_of_a_host_is_more_than_one_name_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        ("serve", "lab/modle", "--tp", "2", "--", "--max-model-len", "lab/modle"),
+        ("pull", "lab/modle"),
+        ("complete", "--set", "model=lab/modle"),
+        ("batch", "--set=model=lab/modle"),
+    )
+
+    @settings(many, max_examples=cases(100, 400, 4000))
+    @given(st.sampled_from(LEADS), hostile | st.just("lab/model"), st.sampled_from(lines))
+    def check(lead: str, text: str, line: tuple[str, ...]) -> None:
+        monkeypatch.setattr(sys, "argv", ["vcluster", *line])
+        (typed,) = (word for word in line[:3] if word.endswith("lab/modle"))
+        begin = typed.removesuffix("lab/modle")
+        for meant in (f"{lead}{text}", f"{begin}{lead}{text}"):
+            made = remedy(VclusterError("x", instead={typed: meant}), str)
+            if made is None:
+                continue
+            words = shlex.split(made)[1:]
+            at = line.index(typed)
+            assert [*words[:at], *words[at + 1 :]] == [*line[:at], *line[at + 1 :]]
+            name = words[at].removeprefix(begin)
+            assert not name.startswith(("-", "~", ".", "/")) and name.isprintable()
+            assert not [one for one in (":/", "..", " ") if one in name]
+
+    with recorded("P46", "a word of a host in the place of a typed one", cases(100, 400, 4000)):
+        check()

@@ -515,6 +515,8 @@ def test_a_sentence_is_none(source: str) -> None:
 # Where words are that a person typed, or that ssh is called with: with their options they are one command again.
 TYPED = (
     *(f"{name}/verb.py" for name in ("features/exec", "serving/endpoint", "serving/status")),
+    # A file of this machine, for one that was typed.
+    "kernel/inventory/find.py",
     "serving/serve/serve.py",
     *(f"kernel/terminal/{name}.py" for name in ("edge", "program", "removed", "words")),
     *(f"kernel/transport/{name}.py" for name in ("command_line", "connect_errors", "ssh_config")),

@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -186,7 +187,7 @@ def test_what_loses_something_is_the_last_remedy(option: str, fix: str, monkeypa
     assert edge.remedy(VclusterError("no", hint="vcluster serve x", again=(option,)), str) == fix
 
 
-# fault: kernel/terminal/edge.py: call([*_with(words[:end], error.again), → call([*words[:end], *error.again,
+# fault: kernel/terminal/edge.py: [*_with(words[:end], error.again), → [*words[:end], *error.again,
 # fault: kernel/terminal/edge.py: for name in known.same.get(word, (word,))} → for name in (word,)}
 # fault: kernel/terminal/edge.py: name = word[:2] if word[:2] in known.same else → name =
 # fault: kernel/terminal/edge.py: while len(word) > 2 and → while False and
@@ -314,3 +315,81 @@ def test_a_word_that_was_meant_is_in_its_place_behind_the_dashes_too(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["vcluster", *words.split()])
     assert edge.remedy(VclusterError("x", instead=instead), str) == f"vcluster {fix}"
+
+
+# What a host may have in its cache, or answer, for a model that is alike.
+LED = ("-ilab/modle", "--from=lab/modle", "~/lab/modle", "/lab/modle", "../lab/modle", "./lab/modle", "gpu1:/lab/modle")
+MORE = ("lab/../modle", "lab/modle x", "lab/modle\n-y", "lab/modl\u202ee", "--yes", "-", "")
+
+
+# fault: kernel/terminal/edge.py: if _NAME.fullmatch(name) and name.isprintable() else typed → if name else typed
+# fault: kernel/terminal/edge.py: _NAME.fullmatch(name) and name.isprintable() → _NAME.fullmatch(name)
+# fault: kernel/terminal/edge.py: (?![-~./])( → (?![~./])(
+# fault: kernel/terminal/edge.py: (?![-~./])( → (?![-./])(
+# fault: kernel/terminal/edge.py: (?!.*(?::/|\.\.)) → (?!.*(?:\.\.))
+# fault: kernel/terminal/edge.py: (?!.*(?::/|\.\.)) → (?!.*(?::/))
+@pytest.mark.parametrize("begin", ["", "--set=model=", "model="])
+@pytest.mark.parametrize("meant", LED + MORE)
+def test_what_is_in_the_place_of_a_word_is_a_name(begin: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`near: --from=TEXT` of a worker made `vcluster serve '--from=TEXT'` of the call, which serves what TEXT names."""
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", f"{begin}lab/modle", "--yes"])
+    for word in {f"{begin}{meant}", meant}:
+        assert edge.remedy(VclusterError("x", instead={f"{begin}lab/modle": word}), str) is None
+    line = edge.remedy(VclusterError("x", instead={f"{begin}lab/modle": f"{begin}lab/model"}), str)
+    assert shlex.split(line or "") == ["vcluster", "serve", f"{begin}lab/model"]
+
+
+# fault: kernel/terminal/edge.py: (?:\./)?") → ")
+def test_a_folder_of_a_cache_is_in_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "./modle"])
+    assert edge.remedy(VclusterError("x", instead={"./modle": "./model"}), str) == "vcluster serve ./model"
+    assert edge.remedy(VclusterError("x", instead={"./modle": "./../model"}), str) is None
+
+
+# fault: kernel/terminal/edge.py: and nearest(typed, (meant,)) is not None → and True
+# fault: kernel/terminal/edge.py: return meant.isdecimal() → return True
+# fault: kernel/terminal/edge.py: and bool(_FLAG.fullmatch(meant)) and → and
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--tp", "--pp=9"),
+        ("--max-modle-len", "--trust-remote-code"),
+        ("--max-modle-len", "--max-model-len=9"),
+        ("99999", "--trust-remote-code"),
+        ("99999", "9 9"),
+    ],
+)
+def test_a_host_chooses_no_option_for_another_program(typed: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "m", "--", "--max-modle-len", "99999", "--tp"])
+    assert edge.remedy(VclusterError("x", instead={typed: meant}), str) is None
+
+
+# fault: kernel/terminal/edge.py: has = rf"(?: {word})*? (?:-i|--inventory)" → has = ".*--inventory"
+# fault: kernel/terminal/edge.py: \S*(?<![,.;:)]))" → \S*)"
+# fault: kernel/terminal/edge.py: (?!--(?: |$)|(?:{names}) ) → (?!(?:{names}) )
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vcluster stop{} org/two-chat--inventory",
+        "vcluster stop{} 'org/two --inventory x'",
+        "vcluster exec{} --head -- grep -i x",
+        "run vcluster up{}, it has no --inventory",
+        "vcluster up{} gpu1; -i is missing",
+        "vcluster plan{} x vcluster up -i lab.yaml",
+    ],
+)
+def test_a_call_has_the_inventory_beside_words_that_look_like_one(line: str) -> None:
+    """The name of a served model took the option out of a remedy: it was then about another cluster."""
+    assert edge.with_inventory(line.format(""), Path("lab.yaml")) == line.format(" -i lab.yaml")
+
+
+@pytest.mark.parametrize("option", ["-i x.yaml", "-ix.yaml", "--inventory=x.yaml", "--inventory x.yaml"])
+def test_a_call_that_names_its_inventory_gets_no_other(option: str) -> None:
+    for line in (f"vcluster stop org/m {option}", f"vcluster logs --only 'rank=1 y' {option} -- x"):
+        assert edge.with_inventory(line, Path("lab.yaml")) == line
+
+
+def test_many_calls_in_a_line_take_no_time() -> None:
+    began = time.monotonic()
+    edge.with_inventory("vcluster up " * 20_000 + "x " * 20_000 + "'a' " * 20_000, Path("lab.yaml"))
+    assert time.monotonic() - began < 5

@@ -10,7 +10,7 @@ from typing import TextIO
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.problems import file_name
 from vllm_cluster.kernel.laptop import here, read_given, real
-from vllm_cluster.kernel.shell_line import Option, command_line
+from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 
 DEFAULT_NAME = "inventory.yaml"
 # How a first one is written.
@@ -110,7 +110,8 @@ def _missing(file: str, cwd: Path | None) -> InventoryError:
 
 def _instead(file: str, path: Path) -> dict[str, str]:
     """The words of the call that name a file, with those that name another one."""
-    return {file: str(path), f"--inventory={file}": f"--inventory={path}"}
+    named, option = typed_words((str(path), f"--inventory={path}"))
+    return {file: named, f"--inventory={file}": option}
 
 
 def _seen(path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
-from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value, typed_words
+from vllm_cluster.kernel.shell_line import QUOTED, Option, command_line, last_value, typed_words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
 from vllm_cluster.kernel.terminal.verb import Verb
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
 CONSENT = ("--yes", "-y")
+# What the name in a word follows: options with `=`, and the `./` of a folder, which as a name alone is a model.
+_BEGIN = re.compile(r"(?:(?:--)?[a-z_-]+=)*(?:\./)?")
+# No option, no path of this machine, no HOST:/PATH, and no second word.
+_NAME = re.compile(r"(?![-~./])(?!.*(?::/|\.\.))\S+")
+_FLAG = re.compile(r"--[\w-]+", re.ASCII)
 # The verbs of the program, which the layers above name.
 KNOWN: dict[str, Verb] = {}
 
@@ -177,14 +182,13 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     groups |= {name: rf"(?: (?:{'|'.join(verb.verbs)})\b)?" for name, verb in KNOWN.items() if verb.verbs}
     verbs = "|".join(name + groups.get(name, "") for name, verb in KNOWN.items() if verb.inventory)
     option = " " + command_line(*typed_words(named))
-    command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{'|'.join(NAMES)}) (?:{verbs})(?=[,.;:)]*(?: |$))(?! -i| --help))")
-    # A line may name it already: the parser writes some remedies from the words of the call.
-    lines = (
-        line
-        if option in line or "--inventory" in line
-        else command.sub(lambda found: found[0] + (option if found["call"] else ""), line)
-        for line in text.split("\n")
-    )
+    names = "|".join(NAMES)
+    # A call may name it already, as the parser writes some remedies from the words of the call. By whole words: the
+    # name of a model may end in --inventory.
+    word = rf"(?!--(?: |$)|(?:{names}) )(?:{QUOTED}|[^\s']\S*(?<![,.;:)]))"
+    has = rf"(?: {word})*? (?:-i|--inventory)"
+    command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{names}) (?:{verbs})(?=[,.;:)]*(?: |$))(?! --help|{has}))")
+    lines = (command.sub(lambda found: found[0] + (option if found["call"] else ""), line) for line in text.split("\n"))
     return "\n".join(lines)
 
 
@@ -193,30 +197,53 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     The same call with consent comes last.
     """
-    hint, words = paste(error.hint or ""), sys.argv[1:]
+    hint, words = paste(error.hint or ""), list[str](typed_words(sys.argv[1:]))
     end = words.index("--") if "--" in words else len(words)
+    # Of what is behind the dashes no name of a file was meant: it is another program's.
+    flags = {name: one for name, one in error.instead.items() if _same_flag(name, one)}
 
     def call(given: Sequence[str]) -> str:
         """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
-        line = command_line("vcluster", *typed_words(given))
+        line = command_line("vcluster", *given)
         return line if any(word.startswith(("-i", "--inventory")) for word in words[:end]) else paste(line)
 
     def flag(word: str) -> str:
-        """A word for another program: of what was meant its options and numbers, not names of files."""
-        own = {name: one for name, one in error.instead.items() if name.startswith("--") or name.isdecimal()}
+        """A word for another program."""
         name, equals, value = word.partition("=")
-        return f"{own.get(name, name)}{equals}{own.get(value, value)}"
+        return f"{flags.get(name, name)}{equals}{flags.get(value, value)}"
 
-    meant = [*(error.instead.get(word, word) for word in words[:end]), *(flag(word) for word in words[end:])]
+    meant = [*(_placed(word, error.instead.get(word)) for word in words[:end]), *typed_words(map(flag, words[end:]))]
     if meant != words:
         # Consent was to what was typed, and this is a guess.
         asking = [word for word in meant[:end] if word not in CONSENT] + meant[end:]
         hint = "\n".join((call(asking), hint))
     if error.again is not None:
-        lines = call([*_with(words[:end], error.again), *words[end:]]), hint
+        lines = call(typed_words([*_with(words[:end], error.again), *words[end:]])), hint
         # What --yes loses the others do not: they come first.
         hint = "\n".join(reversed(lines) if "--yes" in error.again else lines)
     return hint.strip() or None
+
+
+def _placed(typed: str, meant: str | None) -> str:
+    """The word that is in the place of a typed one: what was meant, where that cannot be more than a name.
+
+    A host may have chosen it. An `Option` is this program's own, or a file of the person.
+    """
+    if meant is None or isinstance(meant, Option):
+        return meant or typed
+    # As --set=model=NAME: what is before the name is as it was typed.
+    begin = _BEGIN.match(typed)
+    name = meant.removeprefix(begin[0]) if begin else meant
+    return typed_words([meant])[0] if _NAME.fullmatch(name) and name.isprintable() else typed
+
+
+def _same_flag(typed: str, meant: str) -> bool:
+    """Whether it is a number for a number, or an option whose name is near to the typed one: a host has chosen it."""
+    from vllm_cluster.kernel.inventory.words import nearest
+
+    if typed.isdecimal():
+        return meant.isdecimal()
+    return typed.startswith("--") and bool(_FLAG.fullmatch(meant)) and nearest(typed, (meant,)) is not None
 
 
 def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
