@@ -121,7 +121,7 @@ def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
     assert text in found
 
 
-# fault: serving/fit/request.py: near = own or difflib → near = difflib
+# fault: serving/fit/request.py: [folder] if folder in names else difflib → difflib
 def test_a_folder_of_the_cache_is_meant_where_its_name_is_given() -> None:
     """And not a model of a name that is nearer."""
     files = Files(
@@ -129,6 +129,31 @@ def test_a_folder_of_the_cache_is_meant_where_its_name_is_given() -> None:
     )
     found = [*find_problems(replace(asked(), model="my-model"), "gpu1", {"gpu1": files}, Judged())]
     assert [one.near for one in found] == [("my-model", "./my-model")]
+
+
+# fault: kernel/plan/cached_model.py: if every[name] > 1 or name in names.get(head, ()) → if True
+# fault: kernel/plan/cached_model.py: for name in model_names(every) if → for name in every if
+# fault: serving/fit/request.py: near = [] if asked.model in found.near else alike → near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
+@pytest.mark.parametrize(
+    ("head", "workers", "meant"),
+    [
+        (("lab/model",), ("lab/modl",), "lab/model"),
+        ((), ("lab/modl",), ""),
+        ((), ("lab/modl", "lab/modl"), "lab/modl"),
+        (("--from=lab/modle",), ("--from=lab/modle",), ""),
+        (("lab/modle/../x", "~/lab/modle", "gpu1:/lab/modle", "-ilab/modle"), ("./../lab/modle",), ""),
+    ],
+)
+def test_one_worker_does_not_choose_the_model_that_was_meant(
+    head: tuple[str, ...], workers: tuple[str, ...], meant: str
+) -> None:
+    """The name that the last host gave was in the remedy."""
+    answers = {f"gpu{at}": Files("nowhere", "no such model", near=(one,)) for at, one in enumerate(workers, 2)}
+    files = {"gpu1": Files("nowhere", "no such model", near=head), **answers}
+    request = replace(asked(), model="lab/modle", hosts=tuple(files))
+    found = [*find_problems(request, "gpu1", files, GOOD)]
+    assert {one.near for one in found} == {("lab/modle", meant) if meant else ()}
+    assert all(f"did you mean {meant}?" in one.text if meant else "mean" not in one.text for one in found)
 
 
 def test_a_folder_that_lacks_a_shard_is_repaired_by_what_brought_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.models.host_cache import cached
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.models.weights import status
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY, agreed, model_names
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.text import count
 
@@ -68,11 +70,16 @@ def running_pulls(inventory: Inventory, fleet: Fleet, hosts: Sequence[str]) -> d
 
 
 def near_cached(hosts: PullHosts, model: str, names: Sequence[str] | None = None) -> str | None:
-    """The model in the caches of these hosts, or of all, whose name is spelt nearly so; None where there is none.
+    """The model in the caches of these hosts whose name is spelt nearly so; None where there is none.
+
+    Without hosts it is for a remedy: a repository that the head has, or several of all hosts. What ./NAME is of the
+    hosts, a pull would take from this machine.
 
     Raises:
         HostError, FleetError: a cache cannot be read.
     """
     found = hosts.fleet.all(lambda connection: cached(hosts.inventory, connection), names)
-    there = dict.fromkeys(one.name for rows in found.values() for one in rows)
-    return None if model in there else nearest(model, there)
+    listed = {host: tuple(one.name for one in rows) for host, rows in found.items()}
+    there = model_names(itertools.chain(*listed.values()))
+    pulled = [one for one in agreed(listed, hosts.inventory.head_name) if REPOSITORY.fullmatch(one)]
+    return None if model in there else nearest(model, pulled if names is None else there)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.errors import UsageError
@@ -62,6 +63,20 @@ def _path(model: str) -> str:
     """The folder below the cache that ./NAME means; empty where it is none of a model."""
     found = _FOLDER.fullmatch(model)
     return found["path"] if found and found["path"].split("/")[0] not in _HUB_FOLDERS else ""
+
+
+def model_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of what is in a cache that verbs take for a model: a folder there may be named as an option or a path."""
+    return tuple(name for name in names if _path(name) or REPOSITORY.fullmatch(name))
+
+
+def agreed(names: Mapping[str, Collection[str]], head: str) -> tuple[str, ...]:
+    """Those of the names by host that a remedy may have: the head's, and what several hosts have.
+
+    One worker alone would choose what is pulled or served next.
+    """
+    every = Counter(name for own in names.values() for name in dict.fromkeys(own))
+    return tuple(name for name in model_names(every) if every[name] > 1 or name in names.get(head, ()))
 
 
 def cache_place(model: str) -> CachePlace:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from vllm_cluster.kernel.backends import switches, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
+from vllm_cluster.kernel.plan.cached_model import agreed
 from vllm_cluster.kernel.shell_line import Option, command_line, last_value
 from vllm_cluster.serving.fit.layouts import (
     FIXED,
@@ -161,20 +162,19 @@ def find_problems(asked: Asked, head: str, files: Mapping[str, Files], judged: J
     if not named:
         yield from _fits(asked, head, files[head], judged)
         yield from _room(asked, head, files)
-        share, needed = (
-            utilisation(asked.extra, [*vllm.options(asked.extra)], judged.values),
-            _needed(asked, files[head], judged),
-        )
+        share = utilisation(asked.extra, [*vllm.options(asked.extra)], judged.values)
+        needed = _needed(asked, files[head], judged)
         for host, gpus in asked.beside.items():
             yield from (RequestProblem(host, *one) for one in too_little(asked.model, gpus, share, needed))
 
 
 def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
+    names = agreed({host: found.near for host, found in files.items()}, head)
+    folder = Option(f"./{asked.model}")
+    alike = [folder] if folder in names else difflib.get_close_matches(asked.model, names, n=1, cutoff=0.5)
     for host, found in files.items():
         if found.where == "nowhere" and host in (head, *(asked.reads or asked.hosts or files)):
-            others = [] if asked.model in found.near else found.near
-            own = [one for one in others if one == f"./{asked.model}"]
-            near = own or difflib.get_close_matches(asked.model, others, n=1, cutoff=0.5)
+            near = [] if asked.model in found.near else alike
             fix = _fix(asked.model, found.problem, near=bool(near))
             text = f"{asked.model}: {found.problem}"
             if host != head and files[head].where in ("cache", "folder"):

@@ -119,7 +119,7 @@ def test_removing_what_no_host_has_succeeds(world: World) -> None:
     )
 
 
-# fault: features/pull/models.py: None if model in there else nearest(model, there) → None
+# fault: features/pull/models.py: None if model in there else nearest(model, → None and nearest(model,
 def test_a_slip_in_the_name_names_the_model_that_was_meant(world: World) -> None:
     outcome, _ = rm(world, "org/othre")
     assert outcome.events[-1].text == "org/othre is not on gpu1, gpu2. Nothing was changed. Did you mean org/other?"

@@ -12,12 +12,15 @@ import pytest
 from tests.support import world
 from vllm_cluster.features.pull import hosts as pull_hosts
 from vllm_cluster.features.pull import known as pull_known
+from vllm_cluster.features.pull import models as pull_models
 from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.features.pull.hub_listing import NoSuchModel
 from vllm_cluster.features.pull.known import find_model
+from vllm_cluster.features.pull.models import near_cached
 from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.plan.pull import HubModel
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of
 
@@ -118,3 +121,29 @@ def test_a_host_that_lists_other_files_of_the_commit_is_not_believed(found: Any)
 def test_where_no_host_has_it_the_hubs_answer_is_the_error(found: Any) -> None:
     with pytest.raises(Unreachable, match=r"refused$"):
         found(GONE, {})
+
+
+# fault: features/pull/models.py: if REPOSITORY.fullmatch(one)] → ]
+# fault: features/pull/models.py: agreed(listed, hosts.inventory.head_name) → model_names({*listed["gpu1"], *listed["gpu2"]})
+# fault: features/pull/models.py: there = model_names(itertools.chain(*listed.values())) → there = tuple(itertools.chain(*listed.values()))
+@pytest.mark.parametrize(
+    ("on_head", "on_worker", "meant", "asked_about"),
+    [
+        ("lab/model", "lab/modlee", "lab/model", "lab/modlee"),
+        ("org/x", "lab/model", None, "lab/model"),
+        ("lab/model", "lab/model", "lab/model", "lab/model"),
+        *((name, name, None, None) for name in ("-ilab/modle", "--as=lab/modle", "gpu2:/lab/modle", "./../lab/modle")),
+        ("~/lab/modle/../../.docker", "~/lab/modle/../../.docker", None, None),
+        ("./lab/modle", "./lab/modle", None, "./lab/modle"),
+    ],
+)
+def test_a_cache_names_only_repositories_to_pull(
+    on_head: str, on_worker: str, meant: str | None, asked_about: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of a cache that anybody made was an option in the remedy, or a folder of the laptop that is sent."""
+    names = {"gpu1": on_head, "gpu2": on_worker}
+    monkeypatch.setattr(pull_models, "cached", lambda _, connection: (CachedModel(names[connection], "", 0, None, ""),))
+    fleet: Any = SimpleNamespace(all=lambda work, hosts=None: {name: work(name) for name in hosts or names})
+    hosts = PullHosts(INVENTORY, fleet, {}, print)
+    assert near_cached(hosts, "lab/modle") == meant
+    assert near_cached(hosts, "lab/modle", ["gpu1", "gpu2"]) == asked_about
