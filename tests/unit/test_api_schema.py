@@ -28,6 +28,13 @@ def test_the_fields_of_a_request_are_those_of_all_its_forms() -> None:
     assert fields_of(found, "/v1/other") == frozenset()
 
 
+# fault: serving/api/answer.py: {name for name in found if name.isidentifier()} → found.keys()
+def test_a_field_is_a_name() -> None:
+    """The one that is alike is in a remedy, without quotes."""
+    found = schema({"properties": {"seed": {}, "seed;touch RAN": {}, "--seed": {}, "": {}}})
+    assert fields_of(found, "/v1/completions") == {"seed"}
+
+
 @pytest.mark.parametrize("odd", [None, 7, [], {"$ref": 7}, {"$ref": "#/paths"}, {"properties": []}, {"anyOf": 3}])
 def test_an_odd_schema_has_no_fields(odd: Any) -> None:
     assert fields_of(schema(odd), "/v1/completions") == frozenset()

@@ -17,7 +17,7 @@ from tests.support.depth import cases
 from tests.support.paths import FIXTURES
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.serving.translate.options import Translation
-from vllm_cluster.serving.translate.recipe import translate_recipe
+from vllm_cluster.serving.translate.recipe import _one_of, translate_recipe
 from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
 from vllm_cluster.serving.translate.text import translate
 
@@ -136,6 +136,13 @@ def test_an_unknown_word_is_refused_with_the_list(chosen: dict[str, str], error:
     with pytest.raises(UsageError) as refused:
         asked(H100, **chosen)
     assert refused.value.message == error
+
+
+# fault: serving/translate/recipe.py: {printable(shell_line([near]))} → {printable(near)}
+def test_a_word_of_a_recipe_is_one_word_of_the_remedy() -> None:
+    with pytest.raises(UsageError) as refused:
+        _one_of("variant", "nvfpx;touch", ("nvfp;touch RAN",), "FILE")
+    assert refused.value.hint == "use --variant 'nvfp;touch RAN'"
 
 
 BOMB = "model: {}\na: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(

@@ -273,7 +273,8 @@ def fields_of(openapi: Mapping[str, object], path: str) -> frozenset[str]:
             continue
         seen.add(id(schema))
         if isinstance(found := schema.get("properties"), Mapping):
-            fields |= found.keys()
+            # One is in a remedy where it is alike, and a server may name it anything.
+            fields |= {name for name in found if name.isidentifier()}
         todo += [one for kind in ("anyOf", "oneOf", "allOf") for one in _list(schema.get(kind))]
         todo.append(_at(openapi, str(schema.get("$ref", "")).removeprefix("#/").split("/")))
     return frozenset(fields)

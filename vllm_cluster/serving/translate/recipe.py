@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.serving.translate.found import ServeWords
 from vllm_cluster.serving.translate.node import YamlNode
@@ -286,4 +287,4 @@ def _one_of(what: str, asked: str, known: tuple[str, ...], place: str) -> str:
     near = nearest(asked, known)
     listed = ", ".join(map(printable, known))
     text = f"--{what}: {place} has no {what} {printable(asked)}: it has {listed}"
-    raise UsageError(text, hint=f"use --{what} {printable(near)}" if near else None)
+    raise UsageError(text, hint=f"use --{what} {printable(shell_line([near]))}" if near else None)
