@@ -13,7 +13,7 @@ from typing import Annotated
 
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.wire.reading import KEY
-from vllm_cluster.wire.values import MAX_LONG, MAX_NAME, Count, Shown, Size, between
+from vllm_cluster.wire.values import MAX_LONG, MAX_NAME, Shown, Size, between
 
 
 def _short(text: str) -> str:
@@ -165,4 +165,4 @@ class ExecInfo:
     """A command in a container; its exit code once it has ended."""
 
     running: bool = field(metadata={KEY: "Running"})
-    exit_code: Count = field(default=0, metadata={KEY: "ExitCode"})
+    exit_code: Annotated[int, between(0, 255)] = field(default=0, metadata={KEY: "ExitCode"})

@@ -101,7 +101,8 @@ def run_to_exit_code(program: Callable[[], object]) -> int:
         code = code or _report(as_vcluster_error(error))
         # What could not be written must not be tried once more when the stream is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return code if isinstance(code, int) else int(code is not None)
+    # The shell gets the last 8 bits: 256 would be 0, as if all were well.
+    return code if isinstance(code, int) and 0 <= code <= 255 else int(code is not None)
 
 
 def _report(error: VclusterError) -> int:
