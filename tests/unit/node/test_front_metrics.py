@@ -187,7 +187,7 @@ def test_one_replica_alone_that_gives_none_is_down(two: Behind, how: str) -> Non
     """Prometheus takes that for no answer, which the alert about the whole cluster waits for."""
     two.route({0: "waiting"} if how == "waits" else {} if how == "nothing" else {0: "ready"})
     two.engines[0].status = 500 if how == "fails" else 200
-    two.engines[0].text = "a 1\n" * (1 << 20) if how == "large" else REAL
+    two.engines[0].text = "a 1\n" * (1 + (1 << 20)) if how == "large" else REAL
     given = two.ask()
     code = {"waits": "model_not_ready", "nothing": "model_not_ready"}.get(how, "replica_metrics")
     assert (given.status, code in given.body.decode()) == (503 if how in ("waits", "nothing") else 502, True)
@@ -353,6 +353,15 @@ def test_a_large_text_of_a_replica_costs_little(text: str) -> None:
         merge(dict.fromkeys(range(2), text))
 
 
+# fault: serving/node/front_metrics.py: |Inf)|NaN)" → |Inf|NaN))"
+@pytest.mark.parametrize("sign", "+-")
+def test_a_number_that_go_cannot_read_is_left_out(sign: str) -> None:
+    """Prometheus takes nothing of a page with one: no replica's metrics, and the cluster counted as down."""
+    assert merge({0: f"bad {sign}NaN\ngood NaN\nmore {sign}Inf\n"}) == (
+        f'good{{replica="0"}} NaN\nmore{{replica="0"}} {sign}Inf\n'
+    )
+
+
 def lines() -> st.SearchStrategy[str]:
     """Lines near to those of Prometheus' format, about names that honest replicas have too."""
     families = [*text_string_to_metric_families(SHORT)]
@@ -367,7 +376,7 @@ def lines() -> st.SearchStrategy[str]:
     key = st.sampled_from(["replica", "exported_replica", "__name__", "__x", "le", "job", "engine", "1a", ""])
     labels = st.lists(st.builds('{}="{}"'.format, key, word), max_size=4).map(",".join)
     value = st.sampled_from(
-        ["1", "NaN", "-Inf", "0x1", "1e999", "1_0", "9" * 300, "1 5", "1 -5", "1 x", "", "1.", ".5"]
+        ["1", "NaN", "+NaN", "-Inf", "0x1", "1e999", "1_0", "9" * 300, "1 5", "1 -5", "1 x", "", "1.", ".5"]
     )
     return st.one_of(
         st.builds("# TYPE {} {}".format, name, kind),

@@ -253,7 +253,7 @@ def _records(body: bytes) -> dict[bytes, bytes]:
         if not re.fullmatch(b"[0-9]{1,7}", length) or not len(length) < int(length) <= len(body) - at:
             raise ValueError("it has an entry that cannot be read")
         key, _, value = body[at + len(length) + 1 : at + int(length)].partition(b"=")
-        if value[-1:] != b"\n" or len(found) == MAX_RECORDS:
+        if value[-1:] != b"\n" or key in found or len(found) == MAX_RECORDS:
             raise ValueError("it has an entry that cannot be read")
         value = value[:-1]
         if key.startswith(SPARSE):

@@ -24,8 +24,8 @@ MAX_CONNECTIONS = 512
 # Of them those of other users of this machine, together: an API's connections are kept open for more requests, and
 # one that only holds a place looks as they do.
 MAX_OF_OTHERS = 128
-# And so many new ones a second: each costs a thread and a word with the host, also one that goes at once.
-OTHERS_A_SECOND = 64
+# And as many new ones within these seconds: each costs a thread and a word with the host, also one that goes at once.
+OTHERS_SECONDS = 2.0
 CHUNK = 65_536
 PAUSE_MS = 100
 UNAVAILABLE = 503
@@ -160,12 +160,12 @@ class _OfOthers:
 
     def __init__(self, number: int) -> None:
         self._free = threading.Semaphore(number)
-        self._begun: deque[float] = deque(maxlen=OTHERS_A_SECOND)
+        self._begun: deque[float] = deque(maxlen=MAX_OF_OTHERS)
 
-    def acquire(self) -> bool:
-        """Take one, unless all are taken or many were within a second."""
-        now, many = time.monotonic(), len(self._begun) == OTHERS_A_SECOND
-        if (many and now - self._begun[0] < 1.0) or not self._free.acquire(blocking=False):
+    def take(self) -> bool:
+        """Take one, unless all are taken, or were within the last seconds."""
+        now, many = time.monotonic(), len(self._begun) == MAX_OF_OTHERS
+        if (many and now - self._begun[0] < OTHERS_SECONDS) or not self._free.acquire(blocking=False):
             return False
         self._begun.append(now)
         return True
@@ -247,8 +247,8 @@ class LoopbackForward:
             RuntimeError: no thread can be started.
         """
         # Before anyone gives way to it, and before it costs a thread. To one that has gone nothing can be answered.
-        user = whose(client, sock.getsockname())
-        if user == "gone" or (user != "own" and not self._of_others.acquire()):
+        user = whose(client, sock)
+        if user == "gone" or (user != "own" and not self._of_others.take()):
             return False
         places: list[_Place] = [] if user == "own" else [self._of_others]
         try:

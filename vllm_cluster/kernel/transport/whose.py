@@ -21,8 +21,8 @@ _ANY_STATE = 0xFFFFFFFF
 _REST, _ANY_SOCKET = struct.Struct("=III"), (0xFFFFFFFF, 0xFFFFFFFF)
 # Else a client that is served would be one that could not be asked for.
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# The number of the loopback in each network of Linux.
-LOOPBACK_INTERFACE = 1
+# Of linux/tcp.h; and the number of the loopback in each network of Linux.
+ESTABLISHED, LOOPBACK_INTERFACE = 1, 1
 
 
 class _TcpSocket(NamedTuple):
@@ -33,7 +33,7 @@ class _TcpSocket(NamedTuple):
     inode: int
 
 
-def whose(client: Address, server: Address) -> Whose:
+def whose(client: Address, accepted: socket.socket) -> Whose:
     """Whose the client of a connection on 127.0.0.1 is.
 
     `own` also where the kernel does not answer that: outside Linux, or without its module tcp_diag. A list of all
@@ -43,13 +43,18 @@ def whose(client: Address, server: Address) -> Whose:
         OSError: this process or the machine has no room for the question.
     """
     try:
+        server = accepted.getsockname()
         # A client that is bound to the interface is found with that alone.
         for interface in (0, LOOPBACK_INTERFACE):
             found = _socket_at(client, server, interface)
             if found and found.ports == (client[1], server[1]) and found.inode:
                 return "own" if found.user == os.getuid() else "another's"
-        # It never finds a client that has gone. Where it answers, it finds who listens for them.
-        return "gone" if _socket_at(server, client) else "own"
+        # Where the kernel answers, it finds who listens here.
+        if not _socket_at(server, client):
+            return "own"
+        # One that comes through a translation of addresses, as from a container, is another socket to the kernel.
+        state = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return "another's" if state == ESTABLISHED else "gone"
     except AttributeError:
         return "own"
     except OSError as error:

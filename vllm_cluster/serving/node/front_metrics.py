@@ -22,8 +22,9 @@ from vllm_cluster.wire.front import FrontReplica, FrontStatus
 
 # Less than who asks has: Prometheus waits 10 s, `status --watch` 5.
 ASK_SECONDS = 4.0
-# vLLM 0.32 writes 57 kB in 629 lines with one engine; of a replica, of a line, and of all replicas at once.
-MAX_BYTES, MAX_LINE, MAX_LINES = 2 << 20, 8 << 10, 20_000
+# vLLM 0.32 writes 57 kB in 629 lines with one engine, and a replica may have 64; of a replica, of a line, and of all
+# replicas at once.
+MAX_BYTES, MAX_LINE, MAX_LINES = 4 << 20, 8 << 10, 50_000
 MAX_ALL, MAX_ALL_LINES = 16 << 20, 200_000
 # vLLM has 37 at most. Of a page beyond one of the limits in `prometheus.yml` Prometheus takes nothing: it has more.
 MAX_LABELS = 100
@@ -33,7 +34,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NAME = r"(?!vcluster_|scrape_|ALERTS|up(?![a-zA-Z0-9_:]))[a-zA-Z_:][a-zA-Z0-9_:]*"
 _TEXT = r'"(?:[^"\\\x00-\x1f\x7f]|\\[\\"n])*"'
 _LABEL = rf"(?!__)[a-zA-Z_][a-zA-Z0-9_]*={_TEXT}"
-_VALUE = r"[+-]?(?:\d{1,200}(?:\.\d*)?(?:[eE](?:-\d{1,4}|\+?\d{1,2}))?|Inf|NaN)"
+_VALUE = r"(?:[+-]?(?:\d{1,200}(?:\.\d*)?(?:[eE](?:-\d{1,4}|\+?\d{1,2}))?|Inf)|NaN)"
 # The moment is when it is asked for: one that a replica names would be another one's past, or future.
 _SAMPLE = re.compile(rf"({_NAME})(?:\{{((?:{_LABEL}(?:,{_LABEL})*,?)?)\}})? +({_VALUE})(?: -?\d{{1,18}})?", re.ASCII)
 _TYPE = re.compile(rf"# TYPE ({_NAME}) ([a-z]{{1,20}})")
