@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -74,7 +73,6 @@ def test_the_page_shows_a_rank_and_a_node_that_go_and_return(sandbox: Sandbox) -
         until(lambda: all(f"{number} rank" in browser.text(CARD.format(host)) for host, number in gpus.items()), LONG)
         drawn = browser.run("document.querySelector('#topology').textContent")
         assert all(f"{host}{number}/{number} GPUs" in drawn for host, number in gpus.items())
-        assert re.search(r"\d (µs|ms)", drawn), "the round trip of the link"
         assert all(" MB/s in, " in browser.text(CARD.format(host)) for host in gpus)
         assert not browser.run("document.querySelectorAll('#topology .bad').length")
         # Figures of a request: tokens, and the time to the first one.
