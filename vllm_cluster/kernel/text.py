@@ -247,6 +247,19 @@ def redact(text: str) -> str:
     return _OPTION.sub(_redact_option, text) if "-" in text else text
 
 
+def redact_words(words: Iterable[str]) -> list[str]:
+    """Each word of a command without what looks like a secret, also where only the option before it shows that.
+
+    Before they are quoted: of a line a quote could go with the secret, and the rest of a word become a command.
+    """
+    found, before = list[str](), ""
+    for word in words:
+        own, pair = redact(word), f"{before} {word}"
+        found.append(REDACTED if before and own == word and redact(pair) != pair else own)
+        before = word if word.startswith("-") and "=" not in word else ""
+    return found
+
+
 def end_of(text: str, most: int) -> str:
     """The end of a text from elsewhere, of so many characters, without what looks like a secret.
 

@@ -347,8 +347,8 @@ def test_a_folder_of_a_cache_is_in_the_place_of_another(monkeypatch: pytest.Monk
 
 
 # fault: kernel/terminal/edge.py: and nearest(typed, (meant,)) is not None → and True
-# fault: kernel/terminal/edge.py: return meant.isdecimal() → return True
-# fault: kernel/terminal/edge.py: and bool(_FLAG.fullmatch(meant)) and → and
+# fault: kernel/terminal/edge.py: return meant.isascii() and meant.isdecimal() → return True
+# fault: kernel/terminal/edge.py: and bool(_FLAG.fullmatch(meant)) → and True
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
@@ -393,3 +393,32 @@ def test_many_calls_in_a_line_take_no_time() -> None:
     began = time.monotonic()
     edge.with_inventory("vcluster up " * 20_000 + "x " * 20_000 + "'a' " * 20_000, Path("lab.yaml"))
     assert time.monotonic() - began < 5
+
+
+# fault: kernel/terminal/edge.py: else words[0][2:] → else ""
+# fault: kernel/terminal/edge.py: return known if known.same else Known( → return known if True else Known(
+@pytest.mark.promise("P57")
+@pytest.mark.parametrize(
+    "words", ["-ip.yaml", "-yip.yaml", "-yi p.yaml", "-i p.yaml", "--inventory=p.yaml", "-i x.yaml --inventory p.yaml"]
+)
+def test_a_call_that_its_verb_has_not_read_has_the_inventory_that_it_names(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy of `vcluster kill -ip.yaml` was `vcluster down`, which is of the cluster in the folder of now."""
+    monkeypatch.setattr(SETTINGS, "known", Known())
+    assert edge._named_inventory(["kill", *words.split(), "--", "-i", "y.yaml"]) == Path("p.yaml")
+
+
+# fault: kernel/terminal/edge.py: if word not in CONSENT), → ),
+def test_no_consent_is_left_to_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SETTINGS, "known", Known())
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "lab/modle", "-yi", "p.yaml"])
+    error = VclusterError("no", instead={"lab/modle": "lab/model"})
+    assert edge.remedy(error, str) == "vcluster serve lab/model -i p.yaml"
+
+
+# fault: kernel/terminal/edge.py: return is_flag and not opposite and → return is_flag and
+@pytest.mark.parametrize(("typed", "meant"), [("--no-trust-x", "--trust-x"), ("--async-x", "--no-async-x")])
+def test_no_flag_is_meant_that_is_the_opposite(typed: str, meant: str) -> None:
+    assert not edge._same_flag(typed, meant)
+    assert edge._same_flag(typed, f"{typed}y")

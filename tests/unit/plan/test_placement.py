@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,25 @@ def test_the_command_for_more_keeps_the_rest(before: tuple[str, ...], after: str
     asked = Deployment("llama", "org/llama", before, 8, 1, ("gpu2",))
     found = serve_command(asked, {}, flag="--max-model-len=9000")
     assert found == f"vcluster serve org/llama --name llama --tp 8 --pp 1 --hosts gpu2 {after}"
+
+
+# fault: kernel/plan/placement.py: command_line(*typed_words(redact_words( → redact(shell_line((
+# fault: kernel/text.py: REDACTED if before and own == word → REDACTED if False and own == word
+@pytest.mark.promise("P46")
+@pytest.mark.parametrize(
+    ("flag", "end"),
+    [
+        ("""--served-model-name=secret:"abcdef'x";touch RAN;#""", ";touch RAN;#"),
+        ("--chat-template=a\nvcluster down --yes\nb", "a\\nvcluster down --yes\\nb"),
+    ],
+)
+def test_a_flag_stays_one_word_of_one_line_without_its_secret(flag: str, end: str) -> None:
+    """The quote behind a secret went with it, and what followed was a command in each of four shells."""
+    asked = Deployment("m", "m", (flag, "--api-key", "hunter2hunter2", "--seed", "1"))
+    found = serve_command(asked, {}, layout=False)
+    begin, word, *more = found.partition(" -- ")[0], *shlex.split(found)[4:]
+    assert (begin, more) == ("vcluster serve m", ["--api-key", "[redacted]", "--seed", "1"])
+    assert word.endswith(end) and "abcdef" not in word and "\n" not in found
 
 
 # fault: kernel/plan/placement.py: if deployment.replicas > 1 or deployment.dp > 1: → if True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from vllm_cluster.kernel.backends import BACKENDS, vllm
 from vllm_cluster.kernel.backends.seam import Chosen, Degrees
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.plan.shares import Share, deal, most, replica_sizes
-from vllm_cluster.kernel.shell_line import shell_line
-from vllm_cluster.kernel.text import redact
+from vllm_cluster.kernel.shell_line import command_line, typed_words
+from vllm_cluster.kernel.text import redact_words
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.order import RENDEZVOUS, Deployment, Placement, Replica, name_of
 from vllm_cluster.wire.values import LOOPBACK
@@ -202,12 +202,19 @@ def place_replica(
     return Placement(before.generation if before and same else name, deployment, replica, index)
 
 
-def serve_command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = True, flag: str = "") -> str:
+def serve_command(
+    deployment: Deployment,
+    names: Mapping[str, str],
+    *,
+    verb: Sequence[str] = ("serve",),
+    layout: bool = True,
+    flag: str = "",
+) -> str:
     """The command line that asks for a deployment, to paste, with a flag (--NAME=VALUE) of vLLM more.
 
     Without its layout where another one is to be chosen. `names` are those of the hosts by address, which format 1 had.
     """
-    words = ["vcluster", "serve", deployment.model]
+    words = ["vcluster", *verb, deployment.model]
     words += ["--name", deployment.name] if deployment.name != deployment.model else []
     several = (("--dp", deployment.dp), ("--replicas", deployment.replicas))
     degrees = (("--tp", deployment.tp), ("--pp", deployment.pp), *((name, n if n > 1 else 0) for name, n in several))
@@ -221,7 +228,7 @@ def serve_command(deployment: Deployment, names: Mapping[str, str], *, layout: b
     words += [] if deployment.rollback else ["--no-rollback"]
     # Of two equal flags the last one counts.
     flags = [*deployment.flags, *([flag] if flag else [])]
-    return redact(shell_line([*words, *(["--", *flags] if flags else [])]))
+    return command_line(*typed_words(redact_words([*words, *(["--", *flags] if flags else [])])))
 
 
 def summary(placed: Placement, names: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
-from vllm_cluster.kernel.shell_line import QUOTED, Option, command_line, last_value, typed_words
+from vllm_cluster.kernel.shell_line import QUOTED, Option, command_line, typed_words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
 from vllm_cluster.kernel.terminal.verb import Verb
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
-CONSENT = ("--yes", "-y")
+CONSENT, INVENTORY = ("--yes", "-y"), ("--inventory", "-i")
 # What the name in a word follows: options with `=`, and the `./` of a folder, which as a name alone is a model.
 _BEGIN = re.compile(r"(?:(?:--)?[a-z_-]+=)*(?:\./)?")
 # No option, no path of this machine, no HOST:/PATH, and no second word.
@@ -122,8 +123,21 @@ def _report(error: VclusterError) -> int:
 def _named_inventory(given: Sequence[str]) -> Path | None:
     """The inventory of a call that failed before its verb had read it."""
     own = given[: given.index("--")] if "--" in given else given
-    path = last_value(own, "-i") or last_value(own, "--inventory") or os.environ.get("VCLUSTER_INVENTORY")
+    path = os.environ.get("VCLUSTER_INVENTORY")
+    for name, words in _typed(own, _known()):
+        if name in INVENTORY:
+            # -i FILE, -iFILE, --inventory=FILE; of several the last one counts.
+            joined = words[0].partition("=")[2] if words[0].startswith("--") else words[0][2:]
+            path = words[1] if len(words) > 1 else joined
     return Path(path) if path else None
+
+
+def _known() -> Known:
+    """The options of the verb that was called, or where there is none what nearly all have."""
+    from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
+
+    known, flags = SETTINGS.known, (*CONSENT, *INVENTORY)
+    return known if known.same else Known({name: (name,) for name in flags}, INVENTORY)
 
 
 def hides_interrupt(error: BaseException) -> bool:
@@ -216,8 +230,9 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
     meant = [*(_placed(word, error.instead.get(word)) for word in words[:end]), *typed_words(map(flag, words[end:]))]
     if meant != words:
         # Consent was to what was typed, and this is a guess.
-        asking = [word for word in meant[:end] if word not in CONSENT] + meant[end:]
-        hint = "\n".join((call(asking), hint))
+        own = itertools.chain.from_iterable(words for _, words in _typed(meant[:end], _known()))
+        asking = [*(word for word in own if word not in CONSENT), *meant[end:]]
+        hint = "\n".join((call(typed_words(asking)), hint))
     if error.again is not None:
         lines = call(typed_words([*_with(words[:end], error.again), *words[end:]])), hint
         # What --yes loses the others do not: they come first.
@@ -243,8 +258,10 @@ def _same_flag(typed: str, meant: str) -> bool:
     from vllm_cluster.kernel.inventory.words import nearest
 
     if typed.isdecimal():
-        return meant.isdecimal()
-    return typed.startswith("--") and bool(_FLAG.fullmatch(meant)) and nearest(typed, (meant,)) is not None
+        return meant.isascii() and meant.isdecimal()
+    opposite = meant.removeprefix("--no-") == typed.removeprefix("--") or meant == f"--{typed.removeprefix('--no-')}"
+    is_flag = typed.startswith("--") and bool(_FLAG.fullmatch(meant))
+    return is_flag and not opposite and nearest(typed, (meant,)) is not None
 
 
 def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:

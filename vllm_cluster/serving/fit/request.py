@@ -170,8 +170,10 @@ def find_problems(asked: Asked, head: str, files: Mapping[str, Files], judged: J
 
 def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     names = agreed({host: found.near for host, found in files.items()}, head)
-    folder = Option(f"./{asked.model}")
+    folder = f"./{asked.model}"
     alike = [folder] if folder in names else difflib.get_close_matches(asked.model, names, n=1, cutoff=0.5)
+    # By the grammar of a folder of the cache: of the hosts, and never a path of this machine.
+    alike = [Option(one) if one.startswith("./") else one for one in alike]
     for host, found in files.items():
         if found.where == "nowhere" and host in (head, *(asked.reads or asked.hosts or files)):
             near = [] if asked.model in found.near else alike

@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.placement import serve_command
-from vllm_cluster.kernel.shell_line import Option, command_line, shell_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.words import quote_word
 from vllm_cluster.serving.api.question import standard_input, text_of
@@ -94,7 +94,7 @@ def taken_from(
     asked = merge_deployments(found, own, degrees=degrees)
     found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
     found = replace(found, rows=(*rows, *map(reasoned, found.rows)))
-    line = serve_command(asked, {}).replace("serve", shell_line(verb), 1)
+    line = serve_command(asked, {}, verb=verb)
     if session.as_json:
         session.emit(translation_event(found, line))
     else:
