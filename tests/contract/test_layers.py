@@ -35,7 +35,6 @@ LAYERS = [
     entry(b"t/kinds/a", b"\0") + sized(entry(b"t/kinds/b"), b"17", b"5") + entry(b"t/kinds/c", b"6"),
     before(b"x", record(b"path", b"t/long/f")) + entry(b"t/short/f") + entry(b"t/long/next"),
     before(b"x", record(b"path", b"")) + entry(b"t/empty/f") + entry(b"t/empty/next"),
-    before(b"x", record(b"path", b"t/first/f") + record(b"path", b"t/last/f")) + entry(b"t/short/f"),
     SEVEN + entry(b"t/size/f") + CONTENT + entry(b"t/size/next"),
     SEVEN + entry(b"t/folder/d", b"5") + entry(b"t/folder/next"),
     before(b"x", b"") + entry(b"t/nothing/f"),
