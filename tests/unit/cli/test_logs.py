@@ -175,7 +175,7 @@ def test_a_host_that_is_not_there_has_a_call_that_can_be_pasted(typed: str, mean
 
 
 # fault: kernel/assess.py: if len(near) < len(unknown): → if False:
-# fault: kernel/terminal/edge.py: if word not in CONSENT), → ),
+# fault: kernel/terminal/edge.py: for word in meant if word not in CONSENT → for word in meant
 @pytest.mark.parametrize(
     ("typed", "line"),
     [

@@ -21,6 +21,7 @@ from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 from vllm_cluster.kernel import errors
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.shell_line import Option
 from vllm_cluster.kernel.terminal import edge
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.terminal.session import Session
@@ -409,12 +410,21 @@ def test_a_call_that_its_verb_has_not_read_has_the_inventory_that_it_names(
     assert edge._named_inventory(["kill", *words.split(), "--", "-i", "y.yaml"]) == Path("p.yaml")
 
 
-# fault: kernel/terminal/edge.py: if word not in CONSENT), → ),
+# fault: kernel/terminal/edge.py: for word in meant if word not in CONSENT → for word in meant
 def test_no_consent_is_left_to_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SETTINGS, "known", Known())
     monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "lab/modle", "-yi", "p.yaml"])
     error = VclusterError("no", instead={"lab/modle": "lab/model"})
     assert edge.remedy(error, str) == "vcluster serve lab/model -i p.yaml"
+
+
+# fault: kernel/terminal/edge.py: return word if option in INVENTORY and not isinstance(found, Option) else → return
+def test_a_host_names_no_inventory_though_it_is_called_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SETTINGS, "known", Known())
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "chat", "-i", "chat"])
+    assert edge.remedy(VclusterError("no", instead={"chat": "chat2"}), str) == "vcluster serve chat2 -i chat"
+    own = {"chat": Option("chat/inventory.yaml")}
+    assert (edge.remedy(VclusterError("no", instead=own), str) or "").endswith(" -i chat/inventory.yaml")
 
 
 # fault: kernel/terminal/edge.py: return is_flag and not opposite and → return is_flag and

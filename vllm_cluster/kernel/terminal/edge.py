@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import re
 import signal
@@ -227,12 +226,17 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
         name, equals, value = word.partition("=")
         return f"{flags.get(name, name)}{equals}{flags.get(value, value)}"
 
-    meant = [*(_placed(word, error.instead.get(word)) for word in words[:end]), *typed_words(map(flag, words[end:]))]
-    if meant != words:
+    def placed(option: str, word: str) -> str:
+        """A word of this call; its inventory is none that a host may name, as that of another cluster."""
+        found = error.instead.get(word)
+        return word if option in INVENTORY and not isinstance(found, Option) else _placed(word, found)
+
+    own = [(name, Option(word)) for name, typed in _typed(words[:end], _known()) for word in typed]
+    meant, behind = [placed(*one) for one in own], typed_words(map(flag, words[end:]))
+    if [*meant, *behind] != [*(word for _, word in own), *words[end:]]:
         # Consent was to what was typed, and this is a guess.
-        own = itertools.chain.from_iterable(words for _, words in _typed(meant[:end], _known()))
-        asking = [*(word for word in own if word not in CONSENT), *meant[end:]]
-        hint = "\n".join((call(typed_words(asking)), hint))
+        asking = [*(word for word in meant if word not in CONSENT), *behind]
+        hint = "\n".join((call(asking), hint))
     if error.again is not None:
         lines = call(typed_words([*_with(words[:end], error.again), *words[end:]])), hint
         # What --yes loses the others do not: they come first.
