@@ -517,6 +517,8 @@ TYPED = (
     *(f"{name}/verb.py" for name in ("features/exec", "serving/endpoint", "serving/status")),
     # A file of this machine, for one that was typed.
     "kernel/inventory/find.py",
+    # What is behind `--` is vLLM's; before it a deployment has names alone.
+    "kernel/plan/placement.py",
     "serving/serve/serve.py",
     *(f"kernel/terminal/{name}.py" for name in ("edge", "program", "removed", "words")),
     *(f"kernel/transport/{name}.py" for name in ("command_line", "connect_errors", "ssh_config")),

@@ -308,7 +308,7 @@ def test_a_host_that_is_left_out_or_misspelt_is_seen_before_any_host_is_asked(
         ("serve m -- --max-modle-len=100", {"--max-modle-len": "--max-model-len"}, "serve m -- --max-model-len=100"),
         ("serve m -- --max-model-len=99999", {"99999": "2048"}, "serve m -- --max-model-len=2048"),
         # A file of the same name is another program's.
-        ("exec gpu1 -i a.yaml -- cat a.yaml", {"a.yaml": "b.yaml"}, "exec gpu1 -i b.yaml -- cat a.yaml"),
+        ("exec gpu1 -i a.yaml -- cat a.yaml", {"a.yaml": Option("b.yaml")}, "exec gpu1 -i b.yaml -- cat a.yaml"),
     ],
 )
 def test_a_word_that_was_meant_is_in_its_place_behind_the_dashes_too(

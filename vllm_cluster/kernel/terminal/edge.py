@@ -231,7 +231,7 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
         found = error.instead.get(word)
         return word if option in INVENTORY and not isinstance(found, Option) else _placed(word, found)
 
-    own = [(name, Option(word)) for name, typed in _typed(words[:end], _known()) for word in typed]
+    own = [(name, word) for name, typed in _typed(words[:end], _known()) for word in typed_words(typed)]
     meant, behind = [placed(*one) for one in own], typed_words(map(flag, words[end:]))
     if [*meant, *behind] != [*(word for _, word in own), *words[end:]]:
         # Consent was to what was typed, and this is a guess.

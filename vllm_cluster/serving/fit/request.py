@@ -172,8 +172,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
     names = agreed({host: found.near for host, found in files.items()}, head)
     folder = f"./{asked.model}"
     alike = [folder] if folder in names else difflib.get_close_matches(asked.model, names, n=1, cutoff=0.5)
-    # By the grammar of a folder of the cache: of the hosts, and never a path of this machine.
-    alike = [Option(one) if one.startswith("./") else one for one in alike]
+    alike = [Option(f"./{one[2:]}") if one.startswith("./") else one for one in alike]
     for host, found in files.items():
         if found.where == "nowhere" and host in (head, *(asked.reads or asked.hosts or files)):
             near = [] if asked.model in found.near else alike
@@ -181,8 +180,8 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
             text = f"{asked.model}: {found.problem}"
             if host != head and files[head].where in ("cache", "folder"):
                 # Each rank reads its own host's files.
-                pull = command_line("vcluster", "pull", asked.model)
-                fix = pull if files[head].where == "cache" else f"copy it to {host} too"
+                pulled = files[head].where == "cache"
+                fix = command_line("vcluster", "pull", asked.model) if pulled else f"copy it to {host} too"
                 yield RequestProblem(host, text, fix)
             elif near:
                 yield RequestProblem(host, f"{text}; did you mean {near[0]}?", fix, (asked.model, near[0]))
@@ -190,8 +189,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
                 yield RequestProblem(host, text, fix)
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
-            name = asked.model.rpartition("/")[2]
-            repair = command_line("vcluster", "pull", f"./{name}", Option("--verify"))
+            repair = command_line("vcluster", "pull", f"./{asked.model.rpartition('/')[2]}", Option("--verify"))
             yield RequestProblem(host, text, f"{repair}\nor, where vcluster pull has not brought it: copy it again")
 
 
