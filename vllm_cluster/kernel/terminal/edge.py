@@ -213,13 +213,14 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
     """
     hint, words = paste(error.hint or ""), list[str](typed_words(sys.argv[1:]))
     end = words.index("--") if "--" in words else len(words)
+    own = [(name, word) for name, typed in _typed(words[:end], _known()) for word in typed_words(typed)]
     # Of what is behind the dashes no name of a file was meant: it is another program's.
     flags = {name: one for name, one in error.instead.items() if _same_flag(name, one)}
 
     def call(given: Sequence[str]) -> str:
         """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
         line = command_line("vcluster", *given)
-        return line if any(word.startswith(("-i", "--inventory")) for word in words[:end]) else paste(line)
+        return line if any(name in INVENTORY for name, _ in own) else paste(line)
 
     def flag(word: str) -> str:
         """A word for another program."""
@@ -231,7 +232,6 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
         found = error.instead.get(word)
         return word if option in INVENTORY and not isinstance(found, Option) else _placed(word, found)
 
-    own = [(name, word) for name, typed in _typed(words[:end], _known()) for word in typed_words(typed)]
     meant, behind = [placed(*one) for one in own], typed_words(map(flag, words[end:]))
     if [*meant, *behind] != [*(word for _, word in own), *words[end:]]:
         # Consent was to what was typed, and this is a guess.
