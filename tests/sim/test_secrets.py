@@ -13,7 +13,7 @@ from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import Volume, World, belongs_to_lab
-from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.hosts.secrets import secret_id
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -209,6 +209,17 @@ def test_a_tunnel_learns_the_key_of_its_end_from_the_key_itself(monkeypatch: pyt
     first, second = (lab.fast_secret_id("lab", "api-key", text) for text in (before, *rotated))
     assert found == [first, second, second]
     assert first != second
+
+
+# fault: kernel/hosts/connection.py: return self._docker_id if self.docker else "" → return self._docker_id
+def test_a_rotation_names_why_the_docker_of_the_head_does_not_answer() -> None:
+    """The lease of a host is by its engine."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        world.machines["gpu1"].docker = "stopped"
+        error = lab.run(world, inventory, ROTATE).error
+        assert isinstance(error, HostError) and "Docker does not answer" in str(error)
 
 
 def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch) -> None:

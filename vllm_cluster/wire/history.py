@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from vllm_cluster.wire.values import Count, Line, between
+from vllm_cluster.wire.values import Count, Line, between, shaped
 
 # In seconds since 1970, to the year 9999: one of its last hours is of no calendar in Tokyo.
 Moment = Annotated[float, between(0.0, 253_370_764_800.0)]
+# Which run of a verb it was.
+VerbRun = Annotated[str, shaped("[0-9A-Za-z-]{0,64}", "the id of a run")]
 # How long it took; a clock may have jumped meanwhile.
 Seconds = Annotated[float, between(-1e9, 1e9)]
 
@@ -25,7 +27,7 @@ class AuditLine:
     verb: Line
     operations: tuple[Line, ...]
     version: Line = ""
-    run: Line = ""
+    run: VerbRun = ""
     request: Count = 0
     seconds: Seconds | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import resource
-import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from vllm_cluster.kernel.held import ONE_HOST, OWN, Memory, SharedMemory, let_go
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.transport import locate
 from vllm_cluster.kernel.transport.base import Stream, Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
@@ -130,10 +130,12 @@ class HostConnection:
 
     @property
     def docker_id(self) -> str:
-        """What the host's Docker engine calls itself, by every way to it; after an observation."""
-        if self._docker_api is None:
-            raise RuntimeError(f"{self.name} was not observed")
-        return self._docker_id
+        """What the host's Docker engine calls itself, by every way to it; after an observation.
+
+        Raises:
+            HostError: as `docker`.
+        """
+        return self._docker_id if self.docker else ""
 
     @property
     def round_trips(self) -> int:
@@ -214,7 +216,7 @@ class Fleet:
 
     def _connection(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
         at, kind = ssh_target(inventory, host), _kind(inventory, host)
-        ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
+        ssh = "" if kind == "local" else shell_line(["ssh", *ssh_options(at), at.destination])
         carrier = self.runtime.connect(at, kind, endpoint, self._jumps)
         made = HostConnection(host.name, carrier, self.runtime, ssh, Memory(OWN, self._facts_memory, ONE_HOST))
         made.machine = _machine(inventory, host, endpoint)
