@@ -105,7 +105,7 @@ def _missing(file: str, cwd: Path | None) -> InventoryError:
     if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
         return InventoryError(text, hint="vcluster sandbox up")
     folder = [] if (cwd / path).parent.is_dir() else [command_line("mkdir", Option("-p"), str(path.parent))]
-    return InventoryError(text, hint="\n".join([*folder, command_line(*INIT.split(), Option("-o"), file)]))
+    return InventoryError(text, hint="\n".join([*folder, command_line(*typed_words(INIT.split()), Option("-o"), file)]))
 
 
 def _instead(file: str, path: Path) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
-            missing = None if _seen(inside) else command_line(*INIT.split(), Option("-o"), str(inside))
+            missing = None if _seen(inside) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
             # As it may have been typed: a dot is the current folder.
             typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
             meant = {key: value for word in typed for key, value in _instead(word, inside).items()}
