@@ -214,8 +214,11 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
     hint, words = paste(error.hint or ""), list[str](typed_words(sys.argv[1:]))
     end = words.index("--") if "--" in words else len(words)
     own = [(name, word) for name, typed in _typed(words[:end], _known()) for word in typed_words(typed)]
+    # Which of equal numbers was meant is not known.
+    values = [word.rpartition("=")[2] for word in words]
+    instead = {was: one for was, one in error.instead.items() if not was.isdecimal() or values.count(was) == 1}
     # Of what is behind the dashes no name of a file was meant: it is another program's.
-    flags = {name: one for name, one in error.instead.items() if _same_flag(name, one)}
+    flags = {name: one for name, one in instead.items() if _same_flag(name, one)}
 
     def call(given: Sequence[str]) -> str:
         """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
@@ -229,7 +232,7 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     def placed(option: str, word: str) -> str:
         """A word of this call; its inventory is none that a host may name, as that of another cluster."""
-        found = error.instead.get(word)
+        found = instead.get(word)
         return word if option in INVENTORY and not isinstance(found, Option) else _placed(word, found)
 
     meant, behind = [placed(*one) for one in own], typed_words(map(flag, words[end:]))
