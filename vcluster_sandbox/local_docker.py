@@ -55,7 +55,7 @@ def _no_engine(error: Exception) -> PreflightFailed:
     if "Permission" in causes:
         return PreflightFailed(
             f"Docker refuses this user at {place}",
-            hint="Add yourself to the group docker (sudo usermod -aG docker $USER) and log in again.",
+            hint='Add yourself to the group docker (sudo usermod -aG docker "$USER") and log in again.',
         )
     if shutil.which("docker") is None and shutil.which("dockerd") is None:
         return PreflightFailed(
@@ -64,7 +64,7 @@ def _no_engine(error: Exception) -> PreflightFailed:
         )
     return PreflightFailed(
         f"no Docker engine answers at {place}: {error}",
-        hint="Start it: `sudo systemctl start docker`, or Docker Desktop, or the repository's scripts/setup-docker.sh.",
+        hint="Start it: sudo systemctl start docker, or Docker Desktop, or scripts/setup-docker.sh of the repository.",
     )
 
 

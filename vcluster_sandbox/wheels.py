@@ -81,5 +81,5 @@ def _failed(output: str) -> VclusterError:
         )
     return VclusterError(
         f"pip could not download the CPU engine's wheels\n{output}",
-        hint="Check pip's index settings (`pip config list`) and run it again: it continues where it stopped.",
+        hint="Check which index pip takes (pip config list) and run it again: it continues where it stopped.",
     )

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.support.depth import cases
 from tests.support.hostile import hostile, many, recorded
 from tests.support.modules import MODULES, nodes, room
-from tests.support.pasted import NOTES, SHELLS, noted
+from tests.support.pasted import NOTES, SHELLS, noted, run
 from vllm_cluster.kernel.errors import VclusterError
-from vllm_cluster.kernel.shell_line import Option, command_line
+from vllm_cluster.kernel.shell_line import Option, command_line, unbroken
 from vllm_cluster.kernel.terminal.edge import remedy, with_inventory
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.text import printable
@@ -163,3 +163,32 @@ def test_no_text_of_a_host_is_more_than_one_name_in_a_call(monkeypatch: pytest.M
 
     with recorded("P46", "a word of a host in the place of a typed one", cases(100, 400, 4000)):
         check()
+
+
+# What runs where it is not within the quotes of a word.
+RUNS = st.sampled_from(("; touch RAN ;", "$(touch RAN)", "`touch RAN`", "| touch RAN |", "(touch RAN)", "it's"))
+WORDS = st.lists(st.one_of(hostile, st.lists(RUNS | st.sampled_from("ab '\"\\$"), max_size=4).map("".join)), min_size=1)
+
+
+# fault: kernel/shell_line.py: line if _WHOLE.fullmatch(line) else _quoted(line) → line
+# fault: kernel/shell_line.py: vcluster (?:{_WORD}|[^'"\\$`;|&<>()])*+ → vcluster (?:{_WORD}|[^'"\\$`])*+
+@pytest.mark.promise("P46")
+def test_a_line_that_has_lost_a_quote_runs_nothing(tmp_path: Path) -> None:
+    """As after a redaction, which takes a quote with the secret."""
+    lines = set[str]()
+
+    @settings(many, max_examples=cases(200, 600, 20_000))
+    @given(WORDS, st.sampled_from(("", "***", "…")), st.data())
+    def check(words: list[str], instead: str, data: st.DataObject) -> None:
+        changed = command_line("vcluster", *words, Option("--as"))
+        assert unbroken(changed) == changed
+        for _ in range(2):
+            quotes = [at for at, char in enumerate(changed) if char == "'"]
+            if quotes:
+                at, more = data.draw(st.sampled_from(quotes)), data.draw(st.integers(1, 3))
+                changed = changed[:at] + instead + changed[at + more :]
+        lines.add(unbroken(changed))
+
+    with recorded("P46", "a printed line that has lost two quotes, in four shells", cases(200, 600, 20_000)):
+        check()
+        assert run(lines, tmp_path) == []

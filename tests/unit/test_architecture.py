@@ -27,7 +27,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "kernel": (
         "clock events held listeners private_keys versions",
         "spread text",
-        "errors explain facts shell_line",
+        "shell_line",
+        "errors explain facts",
         "laptop",
         "debug_log known_secrets",
         "inventory transport",

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
+from vllm_cluster.kernel.shell_line import unbroken
 from vllm_cluster.kernel.text import by_hosts
 
 
@@ -86,7 +87,7 @@ class VclusterError(Exception):
     @property
     def fixes(self) -> list[str]:
         """Each remedy of the hint. Not by splitlines, which also cuts where text from elsewhere may have it."""
-        return self.hint.split("\n") if self.hint else []
+        return unbroken(self.hint).split("\n") if self.hint else []
 
 
 class UsageError(VclusterError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import selectors
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.shell_line import Option, command_line, shell_line
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.clock import Deadline
@@ -109,8 +109,8 @@ def cache_folder() -> Path:
             text = f"{path} belongs to another user, in a folder where others may write"
             raise UsageError(text, hint="export XDG_CACHE_HOME=FOLDER, a folder of your own")
     if _shared(there):
-        remove = shlex.join(("rm", "-r", str(there)))
-        hint = f"{remove}\nor, where only you are of its group: {shlex.join(('chmod', 'go-w', str(there)))}"
+        remove, close = command_line("rm", Option("-r"), str(there)), command_line("chmod", "go-w", str(there))
+        hint = f"{remove}\nor, where only you are of its group: {close}"
         raise UsageError(f"others may write in {there}, so what is in it may be theirs", hint=hint)
     return folder
 
@@ -381,6 +381,8 @@ def meaning(error: OSError) -> VclusterError | None:
         return None
     path = "" if error.filename is None else os.fsdecode(error.filename)
     what = f"cannot use {path}" if path else "cannot continue on this machine"
-    folder = shlex.quote(str(Path(path).parent))
+    folder = shell_line([str(Path(path).parent)])
     remedy = "" if path == STANDARD_OUTPUT else _REMEDIES.get(error.errno or 0, "")
-    return VclusterError(f"{what}: {error.strerror or error}", hint=remedy.format(path=path, folder=folder) or None)
+    return VclusterError(
+        f"{what}: {error.strerror or error}", hint=remedy.format(path=shell_line([path]), folder=folder) or None
+    )

@@ -13,6 +13,16 @@ from vllm_cluster.kernel.text import printable
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+|--?[A-Za-z0-9_@+:,./=-]+")
 # A word in quotes, as `shell_line` and shlex write it: a text around it is none of its own.
 QUOTED = r"""(?<!\S)'[^']*'(?:(?:"'"|\\\\)'[^']*')*"""
+# The parts of a word as `_quoted` writes them, with the escapes of `printable`; and where it may begin and end.
+_PART = r"""(?:'(?:[^'\\]|\\(?!['\\]))*+'|"'"|\\\\)"""
+_BEGIN, _END, _PLAIN_CHAR = r"(?<![^\s(])", r"(?![^\s.,:;)}])", r"[\w@+:,./=-]"
+# As `_filled` writes one.
+_FILL = rf"""(?:{_PLAIN_CHAR}|{_PART})*+"\$(?:[A-Z_]++{_PLAIN_CHAR}*+|\((?:[^'"\\$`()]|{_PART})*+\))\""""
+_WORD = rf"""{_BEGIN}(?:{_FILL}|{_PART}++|[\w=]*+"[^"\\$`!]*+"){_END}"""
+# A call is one command. In a sentence all quotes are of such words, or of it: as in host's, where no word has any.
+_CALL = rf"""vcluster (?:{_WORD}|[^'"\\$`;|&<>()])*+"""
+_SENTENCE = rf"""(?!vcluster )(?:(?:{_WORD}|[^'"\\$`])*+|(?:[^'"\\$`]|(?<=\w)'(?=\w))*+)"""
+_WHOLE = re.compile(f"{_CALL}|{_SENTENCE}")
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,18 @@ def command_line(*words: str | Filled, on: str = "") -> str:
     """
     line = printable(shell_line(map(_operand, words)))
     return f"on {on}: {line}" if on else line
+
+
+def unbroken(text: str) -> str:
+    """Return these lines as they are; one as a word in quotes where a text function has changed its quotes since.
+
+    What was within them could else be a command, as after a redaction that took a quote with the secret.
+
+    >>> print(unbroken("vcluster stop 'a b'\\nvcluster stop ***; touch x ***"))
+    vcluster stop 'a b'
+    'vcluster stop ***; touch x ***'
+    """
+    return "\n".join(line if _WHOLE.fullmatch(line) else _quoted(line) for line in text.split("\n"))
 
 
 def listener_line(port: int, host: str = "") -> str:

@@ -21,7 +21,8 @@ from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 from vllm_cluster.kernel import errors
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.kernel.shell_line import Option
+from vllm_cluster.kernel.explain.catalogue import FAILURES
+from vllm_cluster.kernel.shell_line import Option, unbroken
 from vllm_cluster.kernel.terminal import edge
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.terminal.session import Session
@@ -86,6 +87,15 @@ def test_no_remedy_wraps_a_command_in_a_sentence() -> None:
     """`run vcluster up` cannot be pasted; `vcluster up` can."""
     assert len(remedies()) > 100
     assert [text for text in remedies() if SENTENCE.search(text)] == []
+
+
+# fault: kernel/checks/gpus.py: look the number up in the list of Xid errors by NVIDIA → look it up in NVIDIA's list
+# fault: kernel/explain/failures.toml: or the private address for the hostname → or the private address for `hostname`
+def test_no_quote_of_a_sentence_is_one_of_a_shell() -> None:
+    """It could end where a word in quotes begins, and the word would be a command: such a line is not shown so."""
+    own = [line.replace("{}", "'x y'") if "'" in line else line for text in remedies() for line in text.split("\n")]
+    own += [line for one in FAILURES.values() for line in (*one.fix.split("\n"), *one.job.split("\n"))]
+    assert [line for line in own if unbroken(line) != line] == []
 
 
 # fault: kernel/transport/connect_errors.py: hint=f"check that the → hint="check that the
@@ -272,6 +282,24 @@ def test_a_call_that_fails_before_it_reads_its_inventory_names_it(
     assert f"fix: {fix}" in capsys.readouterr().err.splitlines()
 
 
+# fault: kernel/inventory/find.py: hint="\n".join([*folder, command_line(*typed_words(INIT.split()), → hint="\n".join([*folder, command_line(*INIT.split(),
+# fault: kernel/inventory/find.py: else command_line(*typed_words(INIT.split()), → else command_line(*INIT.split(),
+@pytest.mark.spans
+@pytest.mark.parametrize("folder", [False, True])
+def test_an_inventory_that_is_not_there_is_made_by_the_line_shown(
+    folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = tmp_path / "lab"
+    if folder:
+        wanted.mkdir()
+    monkeypatch.setattr(sys, "argv", words := ["vcluster", "status", "-i", "lab"])
+    assert edge.run_to_exit_code(lambda: app(words[1:], prog_name="vcluster")) == 2
+    (fix,) = (line.removeprefix("fix: ") for line in capsys.readouterr().err.splitlines() if "init" in line)
+    assert edge.run_to_exit_code(lambda: app(shlex.split(fix)[1:], prog_name="vcluster")) == 0
+    assert "10.0.0.12" in (wanted / "inventory.yaml" if folder else wanted).read_text()
+
+
 @pytest.mark.spans
 @pytest.mark.parametrize(
     ("words", "fixes"),
@@ -363,6 +391,14 @@ def test_a_folder_of_a_cache_is_in_the_place_of_another(monkeypatch: pytest.Monk
 def test_a_host_chooses_no_option_for_another_program(typed: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "m", "--", "--max-modle-len", "99999", "--tp"])
     assert edge.remedy(VclusterError("x", instead={typed: meant}), str) is None
+
+
+# fault: kernel/terminal/edge.py: or values.count(was) == 1 → or True
+def test_which_of_two_equal_numbers_was_meant_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host named the largest length that fits, and the seed became it too."""
+    for seed, fix in (("7", "vcluster serve m -- --max-model-len 4 --seed=7"), ("9", None)):
+        monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "m", "--", "--max-model-len", "9", f"--seed={seed}"])
+        assert edge.remedy(VclusterError("x", instead={"9": "4"}), str) == fix
 
 
 # fault: kernel/terminal/edge.py: has = rf"(?: {word})*? (?:-i|--inventory)" → has = ".*--inventory"

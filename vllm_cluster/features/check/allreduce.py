@@ -176,7 +176,7 @@ def locate_fault(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list
             guilty.append(host)
     for (one, other), trial in failed.items():
         if not {one, other} & set(guilty):
-            fix = f"vcluster check tests ports and MTU; then check the network between {one} and {other}"
+            fix = f"vcluster check tests ports and MTU\nthen check the network between {one} and {other}"
             alike = "; each alone works" if {one, other} <= alone.keys() else ""
             found.append(Finding("allreduce-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
     if not found:

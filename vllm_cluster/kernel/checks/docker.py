@@ -47,7 +47,7 @@ def engine_problem(facts: HostFacts) -> Finding | None:
         return Finding("docker-missing", facts.host, "Docker is not installed", _install(facts))
     if "permission denied" in problem:
         text = f"this user may {'use Docker only with sudo' if SUDO in problem.splitlines() else 'not use Docker'}"
-        fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
+        fix = f'on {facts.host}: sudo usermod -aG docker "$USER", then log in again'
         return Finding("docker-forbidden", facts.host, text, fix)
     if problem.startswith(FROZEN):
         fix = f"on {facts.host}: sudo systemctl restart docker"

@@ -130,7 +130,7 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     yield from _fabric(host.name, details.gpu_health, details.fabric_manager)
     if xids := [line for line in details.xids or () if not _OF_PROGRAMS.search(line)]:
         text = f"the kernel's log has {len(xids)} Xid {plural(len(xids), 'error')}, the last: {xids[-1].strip()}"
-        fix = f"look the number up in NVIDIA's list of Xid errors; on {host.name}: nvidia-smi -q, or reboot it"
+        fix = f"look the number up in the list of Xid errors by NVIDIA; on {host.name}: nvidia-smi -q, or reboot it"
         yield Finding("xid", host.name, text, fix, severity="warning")
     for index, gpu in enumerate(details.gpu_health):
         if what := [*gpu.repair_pending, *([f"action: {gpu.recovery}"] if gpu.recovery else [])]:
@@ -149,7 +149,7 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
 
 
 def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Finding]:
-    fix = f"on {host}: sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
+    fix = f"on {host}: sudo systemctl restart nvidia-fabricmanager; its version must be that of the driver"
     waiting = [index for index, gpu in enumerate(gpus) if gpu.fabric_state not in FABRIC_WELL]
     failed = [index for index, gpu in enumerate(gpus) if gpu.fabric_status not in ("", "Success")]
     if waiting or failed:

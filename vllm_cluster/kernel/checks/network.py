@@ -28,7 +28,7 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
     """The host's address on one of its interfaces, and a way to each other host."""
     if not facts.nics:
         text = "`ip -j addr` prints nothing: interfaces, addresses and routes are unknown"
-        yield Finding("ip-missing", host.name, text, f"on {host.name}: install iproute2 (busybox' ip has no -j)")
+        yield Finding("ip-missing", host.name, text, f"on {host.name}: install iproute2 (ip of busybox has no -j)")
         return
     if facts.interface_of(host.address) is None:
         have = ", ".join(f"{a} ({nic.name})" for nic in facts.nics if nic.name != "lo" for a in nic.addresses)
@@ -45,7 +45,7 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
     for name, peer in inventory.hosts.items():
         if name != host.name and facts.routes.get(peer.address) is None:
             text = f"no route to {name} ({peer.address})"
-            yield Finding("no-route", host.name, text, "put both hosts' addresses on one private network")
+            yield Finding("no-route", host.name, text, "put the addresses of both hosts on one private network")
         elif name != host.name and facts.routes.get(peer.address) == "lo":
             text = f"{peer.address}, the address of {name}, is its own"
             fix = f"correct hosts.{name}.address, or hosts.{host.name}.address"
@@ -63,7 +63,7 @@ def meeting_port(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator
     if open_at:
         port = inventory.ports.master
         text = f"port {port} of vLLM has no token, and while a model is served it is open on {', '.join(open_at)} too"
-        fix = f"a firewall that lets the cluster's hosts alone reach TCP port {port} of {host.name} (docs/engines.md)"
+        fix = f"a firewall that lets hosts of the cluster alone reach TCP port {port} of {host.name} (docs/engines.md)"
         yield Finding("master-port-open", host.name, text, fix, severity="warning")
 
 

@@ -102,7 +102,7 @@ def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
         yield Finding("peermem", host.name, text, f"on {host.name}: sudo modprobe nvidia_peermem", severity="warning")
     if details.iommu.startswith("DMA"):
         text = f"the IOMMU translates every access ({details.iommu})"
-        fix = f"on {host.name}: add iommu=pt to the kernel's command line and reboot"
+        fix = f"on {host.name}: add iommu=pt to the command line of the kernel and reboot"
         yield Finding("iommu-translates", host.name, text, fix, severity="warning")
     if details.acs_enabled:
         text = "PCI ACS sends traffic between GPU and HCA through the CPU"
@@ -116,7 +116,7 @@ def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     used = hcas(host, facts)
     if used and facts.docker.rootless:
         text = f"Docker runs without root and may not lift the limit of locked memory ({_limit(facts)})"
-        fix = f"on {host.name}: use the system's Docker, or raise LimitMEMLOCK of the user's service"
+        fix = f"on {host.name}: use the Docker of the system, or raise LimitMEMLOCK of the service of this user"
         yield Finding("memlock-limited", host.name, text, fix, severity="warning")
     routable = {(gid.device, gid.port) for gid in facts.gids if "v2" in gid.kind}
     for hca in used if facts.details else ():

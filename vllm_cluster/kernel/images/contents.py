@@ -141,8 +141,8 @@ def judge_contents(
         yield Finding("container-cuda-old", host, text, fix)
     if reach.unwritable:
         text = f"a container cannot write to {cache}: {reach.unwritable}"
-        look = command_line("stat", Option("-c"), "%u:%g", cache)
-        fix = f"set user: to the owner of {cache}, as `{look}` on {host} shows it"
+        look = command_line("stat", Option("-c"), "%u:%g", cache, on=host)
+        fix = f"{look}\nand set user: in the inventory to the owner that this shows"
         yield Finding("cache-not-writable", host, text, fix, severity="error" if not offline else "warning")
 
 

@@ -112,7 +112,7 @@ def _open(probe: RunningProgram, inventory: Inventory, run: str, deadline: Deadl
         ready = probe.next(deadline)
     except HostError:
         if probe.code == NOT_FOUND:
-            hint = "vcluster up brings the image, which has Python in it; or install python3"
+            hint = "vcluster up brings the image, which has Python in it\nor install python3"
             raise HostError(host.name, "no python3", hint=hint) from None
         raise
     if "error" in ready:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from vllm_cluster.kernel.shell_line import unbroken
 from vllm_cluster.kernel.terminal.called import as_called
 from vllm_cluster.kernel.terminal.labels import unlabelled
 from vllm_cluster.kernel.terminal.printable import ESCAPES, MAX_LINE, cells, clean, wants_color
@@ -97,7 +98,7 @@ def _pieces(line: str, width: int, before: int) -> Iterator[str]:
 
 def to_paste(label: str, text: str) -> Style:
     """Return a line of our own behind its label, as `fix: `: it stays one line, to be pasted."""
-    return Style(label + as_called(clean(text)).replace("\n", f"\n{MARK}"))
+    return Style(label + as_called(unbroken(clean(text))).replace("\n", f"\n{MARK}"))
 
 
 def data(text: str, *, of_errors: bool = False) -> None:

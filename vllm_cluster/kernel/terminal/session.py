@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from vllm_cluster.kernel.errors import Aborted, Interrupted, InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.find import find, read
 from vllm_cluster.kernel.laptop import cache_folder, here
+from vllm_cluster.kernel.shell_line import unbroken
 from vllm_cluster.kernel.terminal import edge, output
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.text import printable
@@ -79,7 +80,7 @@ class Session:
             from vllm_cluster.kernel.terminal.paste import pasteable, ssh_arguments
 
             remedy = pasteable(remedy, ssh_arguments(self._inventory))
-        return edge.with_inventory(remedy, self._path)
+        return unbroken(edge.with_inventory(remedy, self._path))
 
     def emit(self, event: Event) -> None:
         """Show an event the way this call wants it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
+from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import end_of
 from vllm_cluster.kernel.transport.base import MAX_COMMANDS, MAX_OUTPUT, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.kernel.transport.command_line import shorten_command
@@ -148,4 +148,4 @@ def lost(host: str, where: str, doing: str, why: str) -> ConnectionLost:
 
 def _words(argv: Sequence[str]) -> str:
     """The command as a person would type it; of a script only its first line, which names it."""
-    return shlex.join(word.partition("\n")[0] + " …" if "\n" in word else word for word in argv)
+    return shell_line(word.partition("\n")[0] + " …" if "\n" in word else word for word in argv)

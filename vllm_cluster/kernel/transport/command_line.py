@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, ShellUnusable, UsageError
-from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
-from vllm_cluster.kernel.text import redact
+from vllm_cluster.kernel.shell_line import Option, command_line, shell_line, typed_words
+from vllm_cluster.kernel.text import redact_words
 from vllm_cluster.kernel.transport.base import MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
 from vllm_cluster.kernel.transport.kept import Kept
 from vllm_cluster.kernel.transport.ssh_config import ssh_options
@@ -133,7 +133,7 @@ def _command(mark: str, script: str) -> Command:
 
 def shorten_command(argv: Sequence[str]) -> str:
     """The command for an error message, in one short line."""
-    text = redact(shlex.join(argv)).replace("\n", "\\n")
+    text = shell_line(redact_words(argv)).replace("\n", "\\n")
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
@@ -208,8 +208,9 @@ def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[]
     return ShellUnusable(
         target.name,
         f"login shell: something else runs instead of the command{printed}",
-        hint=f"this must print ok: {by_hand}; look for ForceCommand in the host's sshd_config, for command= in "
-        "~/.ssh/authorized_keys, and for exec in the shell's start-up files",
+        hint=f"this must print ok: {by_hand}\n"
+        "look there for ForceCommand in sshd_config, for command= in ~/.ssh/authorized_keys, and for exec in the "
+        "start-up files of the shell",
     )
 
 

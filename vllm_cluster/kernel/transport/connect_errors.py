@@ -33,8 +33,8 @@ def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> Host
     return HostKeyRejected(
         at.name,
         f"the key of {at.where} is not known: {shown}",
-        hint=f"compare it with the host's own (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
-        f"then connect once by hand: {_by_hand(at)}",
+        hint="compare it with what this shows on the console of the host: "
+        f"ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nthen connect once by hand: {_by_hand(at)}",
     )
 
 
@@ -180,7 +180,7 @@ def not_ssh(at: SshEndpoint, why: str) -> Unreachable:
     return Unreachable(
         at.name,
         f"SSH handshake with {at.host}:{at.port} failed: {why}",
-        hint=f"check that sshd uses this port; if `{_by_hand(at)}` works, choose the openssh transport",
+        hint=f"check that sshd uses this port; choose the openssh transport if this works: {_by_hand(at)}",
     )
 
 

@@ -116,7 +116,7 @@ def ask_ssh(target: Target, run: Run, *flags: str) -> tuple[dict[str, list[str]]
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"{target.name}: `{shlex.join(argv)}` did not answer within {ASK_SECONDS:.0f} s",
-            hint="look for a `Match exec` in ssh_config that hangs",
+            hint="look for a Match exec in ssh_config that hangs",
         ) from None
     errors = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode:
@@ -174,7 +174,7 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
     if place in seen or len(seen) >= MAX_HOPS:
         raise UsageError(
             f"{target.name}: the jump hosts lead in a circle: {' → '.join((*seen, place))}",
-            hint="give the jump host `ProxyJump none` in ssh_config",
+            hint="give the jump host ProxyJump none in ssh_config",
         )
     through = hops(_one(words, "proxyjump"))
     if not through:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from vllm_cluster.kernel.node.handle import NodeHandle, connect_and_observe
 from vllm_cluster.kernel.node.history import restarts
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.plan.node_status import absent
+from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import count, redact
 from vllm_cluster.serving.explain.files import sources_of
 from vllm_cluster.serving.explain.logs import Log, collect, sources
@@ -365,7 +365,7 @@ def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: boo
     if failure.kind == "cause":
         error.lines += [f"cause ({failure.slug}): {failure.cause}", *where]
         # The error's own words: whoever raised it knows the host and the command, and the list does not.
-        fix = re.sub(r"\bMODEL\b", lambda _: shlex.quote(model), failure.fix)
+        fix = re.sub(r"\bMODEL\b", lambda _: shell_line([model]), failure.fix)
         known, listed = error.hint, _lines(fix, "vcluster explain")
         error.hint = _lines(known, listed) if place.source == _OWN and not last else _lines(listed, known)
     else:

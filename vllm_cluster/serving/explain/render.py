@@ -11,7 +11,7 @@ from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, Matche
 from vllm_cluster.kernel.explain.evidence import LogPosition, Raised
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.plan.history import Entry
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line, unbroken
 from vllm_cluster.kernel.terminal.output import BOLD, END, MARK, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.text import count, when
 from vllm_cluster.wire.status import FailedRequest
@@ -34,8 +34,8 @@ def about(failure: KnownFailure) -> dict[str, object]:
         "seen": failure.symptom,
         "cause": failure.cause if cause else None,
         "meaning": None if cause else failure.cause,
-        "fix": failure.fix if cause else None,
-        "look": None if cause else failure.fix,
+        "fix": unbroken(failure.fix) if cause else None,
+        "look": None if cause else unbroken(failure.fix),
         "found_by": failure.found_by or None,
     }
 

@@ -45,7 +45,7 @@ def translate(text: str, place: str) -> Translation:
     alone = next((one for one in found if isinstance(one, ShellWord)), None)
     if alone and len(found) > 1:
         what = f"{shown(alone)} begins a command by itself"
-        raise UsageError(f"{place}:{alone.line}: {what}", hint="end the line before it with \\")
+        raise UsageError(f"{place}:{alone.line}: {what}", hint="end the line before it with a backslash")
     return translated([one for one in found if isinstance(one, ServeWords)], reading)
 
 
