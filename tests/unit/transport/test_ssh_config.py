@@ -106,9 +106,10 @@ def test_a_pattern_finds_files_alone_and_not_without_end(tmp_path: Path, monkeyp
         hosts_matching(tmp_path / "config", "*")
 
 
+# fault: kernel/transport/ssh_config.py: agent=_agent(words.get("identityagent", ["SSH_AUTH_SOCK"])[0], → agent=_agent("SSH_AUTH_SOCK",
 def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     answer = {
         **words(user="me", hostname="10.0.0.1", port="2222", identitiesonly="yes", hostkeyalias="gpu"),
         **words(stricthostkeychecking="accept-new", hashknownhosts="yes", proxycommand="nc %h %p %%"),
@@ -124,6 +125,21 @@ def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: 
     assert at.known_hosts == (Path("/a"), Path("/my b/known hosts"), tmp_path / ".ssh/d", Path("/c"))
     assert (at.identities_only, at.host_key_alias, at.accept_new_keys, at.agent) == (True, "gpu", True, None)
     assert expand(at.proxy_command or "", at) == "nc 10.0.0.1 2222 %"
+
+
+@pytest.mark.parametrize(
+    ("answer", "agent"),
+    [({}, "/run/agent"), ({"identityagent": ["SSH_AUTH_SOCK"]}, "/run/agent"), ({"identityagent": ["none"]}, None),
+     ({"identityagent": ["$OTHER"]}, None), ({"identityagent": ["/a"]}, "/a")],
+)  # fmt: skip
+def test_the_agent_is_the_one_of_ssh_config(
+    answer: dict[str, list[str]], agent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `IdentityAgent none` a host learned the keys of an agent that was kept from it."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    monkeypatch.delenv("OTHER", raising=False)
+    at = resolve_endpoint(Target("gpu1", "g"), lambda _: {**words(user="me"), **answer})
+    assert at.agent == (Path(agent) if agent else None)
 
 
 def test_jump_hosts_are_resolved_one_through_the_other() -> None:

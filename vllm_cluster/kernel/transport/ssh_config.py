@@ -213,7 +213,7 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
         user=user,
         identities=paths("identityfile"),
         identities_only=_one(words, "identitiesonly") == "yes",
-        agent=_agent(_one(words, "identityagent"), paths("identityagent")),
+        agent=_agent(words.get("identityagent", ["SSH_AUTH_SOCK"])[0], paths("identityagent")),
         known_hosts=paths("userknownhostsfile", "globalknownhostsfile"),
         host_key_alias=_one(words, "hostkeyalias"),
         accept_new_keys=target.accept_new_keys
@@ -228,9 +228,9 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
     )
 
 
-def _agent(word: str | None, paths: tuple[Path, ...]) -> Path | None:
-    if word is None or word == "SSH_AUTH_SOCK":
-        variable = "SSH_AUTH_SOCK"
+def _agent(word: str, paths: tuple[Path, ...]) -> Path | None:
+    if word == "SSH_AUTH_SOCK":
+        variable = word
     elif word.startswith("$"):
         variable = word[1:].strip("{}")
     else:
