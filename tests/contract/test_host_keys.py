@@ -112,6 +112,7 @@ def same() -> Iterator[dict[str, bool]]:
         yield verdicts
 
 
+# fault: kernel/transport/fabric/login.py: for file in (*at.known_hosts, *at.global_known_hosts) → for file in at.known_hosts
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_verdict_is_that_of_ssh(
     case: Case,

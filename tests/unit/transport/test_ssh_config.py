@@ -107,6 +107,7 @@ def test_a_pattern_finds_files_alone_and_not_without_end(tmp_path: Path, monkeyp
 
 
 # fault: kernel/transport/ssh_config.py: agent=_agent(words.get("identityagent", ["SSH_AUTH_SOCK"])[0], → agent=_agent("SSH_AUTH_SOCK",
+# fault: kernel/transport/ssh_config.py: known_hosts=paths("userknownhostsfile"), → known_hosts=paths("globalknownhostsfile"),
 def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
@@ -122,7 +123,8 @@ def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: 
     at = resolve_endpoint(Target("gpu1", "g"), lambda _: answer)
     assert at.where == "me@10.0.0.1:2222"
     assert at.identities == (tmp_path / ".ssh/a key", Path("/k/me@10.0.0.1"))
-    assert at.known_hosts == (Path("/a"), Path("/my b/known hosts"), tmp_path / ".ssh/d", Path("/c"))
+    assert at.known_hosts == (Path("/a"), Path("/my b/known hosts"), tmp_path / ".ssh/d")
+    assert at.global_known_hosts == (Path("/c"),)
     assert (at.identities_only, at.host_key_alias, at.accept_new_keys, at.agent) == (True, "gpu", True, None)
     assert expand(at.proxy_command or "", at) == "nc 10.0.0.1 2222 %"
 

@@ -38,6 +38,15 @@ def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> Host
     )
 
 
+def unnoted_key(at: SshEndpoint, shown: str) -> HostKeyRejected:
+    """The host shows a key that would be accepted, and there is no file of the user's to note it in."""
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where} is not known, and ssh_config has no UserKnownHostsFile to store it in: {shown}",
+        hint=f"set UserKnownHostsFile FILE for {at.destination} in ssh_config",
+    )
+
+
 def refused_certificate(at: SshEndpoint) -> HostKeyRejected:
     """The host shows a certificate that ssh does not accept."""
     return HostKeyRejected(

@@ -58,6 +58,8 @@ class SshEndpoint:
     identities_only: bool = False
     agent: Path | None = None
     known_hosts: tuple[Path, ...] = ()
+    # Lists of the whole machine: they are read, and never written.
+    global_known_hosts: tuple[Path, ...] = ()
     host_key_alias: str | None = None
     accept_new_keys: bool = False
     hash_known_hosts: bool = False
@@ -198,10 +200,9 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
     _refuse(_BAD_HOST, host, f"{target.name}: HostName")
     _refuse(_BAD_USER, user, f"{target.name}: User")
 
-    def paths(*keys: str) -> tuple[Path, ...]:
+    def paths(key: str) -> tuple[Path, ...]:
         # Of these, only known_hosts may have several paths on a line.
-        lines = [(key, line) for key in keys for line in words.get(key, [])]
-        values = [value for key, line in lines for value in (_files(line) if "known" in key else [line])]
+        values = [value for line in words.get(key, []) for value in (_files(line) if "known" in key else [line])]
         filled = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
         return tuple(dict.fromkeys(expanded(value) for value in filled))
 
@@ -214,7 +215,8 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
         identities=paths("identityfile"),
         identities_only=_one(words, "identitiesonly") == "yes",
         agent=_agent(words.get("identityagent", ["SSH_AUTH_SOCK"])[0], paths("identityagent")),
-        known_hosts=paths("userknownhostsfile", "globalknownhostsfile"),
+        known_hosts=paths("userknownhostsfile"),
+        global_known_hosts=paths("globalknownhostsfile"),
         host_key_alias=_one(words, "hostkeyalias"),
         accept_new_keys=target.accept_new_keys
         or _one(words, "stricthostkeychecking") in ("no", "off", "false", "accept-new"),

@@ -20,7 +20,6 @@ from paramiko.pkey import UnknownKeyType
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
-from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
@@ -66,7 +65,10 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         # Of these names alone: a file of 20,000 lines is 10 MB as keys, for each host.
         names = {known_name(at), at.host}
         self._known = [
-            key for file in at.known_hosts for key in _read(at, file) if any(matches(key.names, name) for name in names)
+            key
+            for file in (*at.known_hosts, *at.global_known_hosts)
+            for key in _read(at, file)
+            if any(matches(key.names, name) for name in names)
         ]
 
     def preferred(self) -> tuple[str, ...]:
@@ -110,11 +112,13 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         return [key for key in self._known if matches(key.names, name)]
 
     def _accept(self, key: paramiko.PKey) -> None:
+        if not self._at.known_hosts:
+            raise connect_errors.unnoted_key(self._at, f"{key.get_name()} {key.fingerprint}")
         name = known_name(self._at)
         if self._at.hash_known_hosts:
             name = paramiko.HostKeys.hash_host(name.lower())
         line = f"{name} {key.get_name()} {key.get_base64()}\n".encode()
-        file = self._at.known_hosts[0] if self._at.known_hosts else expanded("~/.ssh/known_hosts")
+        file = self._at.known_hosts[0]
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with file.open("ab+", buffering=0) as known:
