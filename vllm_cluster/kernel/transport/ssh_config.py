@@ -41,6 +41,7 @@ DEFAULT_PORT = 22
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
 _BAD_USER = re.compile(r"""^-|[\s\0-\x1f\x7f'"`;&<>|(){}]|\\$|^$""")
 _TOKEN = re.compile(r"%(.)")
+_PROXY_TOKENS = ("%%", "%h", "%n", "%p", "%r")
 # What keeps a session from running a command with its input; `ssh -G` shows whether this ssh knows them (8.7).
 _SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
 
@@ -163,7 +164,17 @@ def hosts_matching(config: Path | None, pattern: str) -> list[str]:
 
 
 def expand(text: str, resolved: SshEndpoint) -> str:
-    """Replace ssh_config's tokens, such as %h in a ProxyCommand."""
+    """Replace the tokens of a ProxyCommand, such as %h.
+
+    Raises:
+        UsageError: it has one that ssh refuses there.
+    """
+    for token in re.findall(r"%.?", text, re.DOTALL):
+        if token not in _PROXY_TOKENS:
+            raise UsageError(
+                f"{resolved.name}: ssh refuses ProxyCommand {text!r}: unknown key {token}",
+                hint="use %h, %n, %p and %r alone in it, and %% for a %",
+            )
     return _expand(text, resolved.destination, resolved.host, resolved.port, resolved.user)
 
 
@@ -180,6 +191,8 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
         )
     through = hops(_one(words, "proxyjump"))
     if not through:
+        # Before anything runs: one that ssh refuses is refused here.
+        expand(resolved.proxy_command or "", resolved)
         return resolved
     # As in ssh: the last hop is reached through those before it; the first by what ssh_config has for it.
     hop = Target(
