@@ -27,6 +27,7 @@ from tests.support.modules import MODULES
 from tests.support.paths import ROOT
 from vllm_cluster.kernel.laptop import cache_folder
 from vllm_cluster.kernel.transport import fabric
+from vllm_cluster.kernel.transport.fabric.keepalive import LISTS
 from vllm_cluster.kernel.versions import RAY
 
 # Where each is, with the parameters that it takes; None where it is not called.
@@ -34,6 +35,7 @@ PRIVATE = {
     "paramiko.Channel._feed": "self, m",
     "paramiko.Channel._feed_extended": "self, m",
     "paramiko.Transport._channel_handler_table": None,
+    "paramiko.Transport._filter_algorithm": "self, type_",
     "paramiko.Transport._parse_debug": "self, m",
     "paramiko.Transport._parse_disconnect": "self, m",
     "paramiko.Transport._parse_ext_info": "self, msg",
@@ -97,6 +99,14 @@ def test_preferred_keys_are_names() -> None:
     names = found("paramiko.Transport._preferred_keys")
     assert isinstance(names, tuple)
     assert {"ssh-ed25519", "rsa-sha2-512"} <= set(names)
+
+
+def test_every_list_of_algorithms_is_filtered() -> None:
+    """What ssh_config does not allow is left out there, of all that paramiko offers."""
+    offered = [name for name in vars(paramiko.Transport) if name.startswith("preferred_")]
+    assert {f"preferred_{kind}" for kind in LISTS} == {*offered} - {"preferred_compression"}
+    for name in offered:
+        assert "self._filter_algorithm(" in inspect.getsource(vars(paramiko.Transport)[name].fget)
 
 
 def test_connections_and_channels_of_paramiko_have_what_we_read() -> None:

@@ -69,7 +69,7 @@ BOUNDED = {
     "digits and a point, of which a float takes any number": {"kernel/plan/adapters.py": 1},
     "its caller takes a ValueError": {"kernel/checks/links.py": 2},
     "an order of this program": {"kernel/spread/carry_image.py": 1, "kernel/spread/feed.py": 1},
-    "ssh has read it as a port": {"kernel/transport/ssh_config.py": 1},
+    "ssh has read it as a number": {"kernel/transport/ssh_config.py": 2},
 }
 
 

@@ -10,6 +10,7 @@ VclusterError            1   something failed
 │   ├── Unreachable      4   no connection: nothing was sent
 │   │   ├── HostKeyRejected
 │   │   ├── AuthenticationFailed
+│   │   ├── OpenSshNeeded
 │   │   └── NoSession
 │   ├── LeftAlone        1   a host outside the inventory: not connected to, or nothing is changed there
 │   ├── ShellUnusable    3   connected, and the login shell runs no commands: nothing was done
@@ -179,6 +180,12 @@ class AuthenticationFailed(Unreachable):
     """The host answered and refused every key that was offered."""
 
     code = "authentication-failed"
+
+
+class OpenSshNeeded(Unreachable):
+    """The host's ssh_config restricts connections in a way that only the openssh transport follows."""
+
+    code = "openssh-needed"
 
 
 class ShellUnusable(HostError):

@@ -23,6 +23,7 @@ from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostKeyRejected,
     NodeMissing,
+    OpenSshNeeded,
     PortInUse,
     PreflightFailed,
     TimedOut,
@@ -84,6 +85,7 @@ AWAY = [
 FINAL = [
     HostKeyRejected("gpu1", "another key"),
     AuthenticationFailed("gpu1", "no key was accepted"),
+    OpenSshNeeded("gpu1", "another transport"),
 ]
 
 

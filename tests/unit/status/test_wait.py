@@ -12,6 +12,7 @@ from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostKeyRejected,
     NodeMissing,
+    OpenSshNeeded,
     TimedOut,
     Unreachable,
     VclusterError,
@@ -31,6 +32,7 @@ INVENTORY = make.inventory(1)
         (TimedOut("gpu1", "no answer after 20 s"), 124, 60.0),
         (Unreachable("gpu1", "no route to host"), 4, 60.0),
         (HostKeyRejected("gpu1", "another host key"), 4, 0.0),
+        (OpenSshNeeded("gpu1", "another transport"), 4, 0.0),
         (NodeMissing("gpu1: no node"), 3, MISSING_SECONDS),
     ],
 )

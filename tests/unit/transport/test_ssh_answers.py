@@ -44,6 +44,9 @@ SETTINGS = st.sampled_from(
         "HostKeyAlias %h",
         "CanonicalizeHostname no",
         "LogLevel QUIET",
+        "Ciphers aes256-ctr",
+        "RequiredRSASize 3072",
+        "IdentityAgent none",
         "# HostName x",
     ]
 )

@@ -144,6 +144,37 @@ def test_the_agent_is_the_one_of_ssh_config(
     assert at.agent == (Path(agent) if agent else None)
 
 
+@pytest.mark.parametrize(
+    ("answer", "only_ssh"),
+    [
+        ({"revokedhostkeys": "none", "knownhostscommand": "none", "pubkeyauthentication": "true"}, None),
+        ({"pubkeyauthentication": "host-bound", "preferredauthentications": "password,publickey"}, None),
+        ({"revokedhostkeys": "/r"}, "RevokedHostKeys /r"),
+        ({"knownhostscommand": "/bin/keys %H"}, "KnownHostsCommand /bin/keys %H"),
+        ({"pubkeyauthentication": "false"}, "PubkeyAuthentication false"),
+        ({"pubkeyauthentication": "no"}, "PubkeyAuthentication no"),
+        ({"preferredauthentications": "password"}, "PreferredAuthentications password"),
+        ({"preferredauthentications": "none"}, "PreferredAuthentications none"),
+        ({"bindinterface": "eth1"}, "BindInterface eth1"),
+    ],
+)
+def test_a_word_that_ssh_alone_honours_is_kept(answer: dict[str, str], only_ssh: str | None) -> None:
+    assert resolve_endpoint(Target("gpu1", "g"), lambda _: words(user="me", **answer)).only_ssh == only_ssh
+
+
+# fault: kernel/transport/ssh_config.py: rsa_bits=max(MIN_RSA_BITS, int( → rsa_bits=max(0, int(
+# fault: kernel/transport/ssh_config.py: for name in (word, *older): → for name in (word,):
+def test_the_lists_of_algorithms_are_those_of_ssh_of_older_ones_too() -> None:
+    def resolved(**answer: str) -> SshEndpoint:
+        return resolve_endpoint(Target("gpu1", "g"), lambda _: words(user="me", **answer))
+
+    at = resolved(ciphers="a,b", pubkeyacceptedkeytypes="c", requiredrsasize="3072")
+    assert at.algorithms == (("Ciphers", "a,b"), ("PubkeyAcceptedAlgorithms", "c"))
+    assert at.rsa_bits == 3072
+    assert resolved().algorithms == ()
+    assert resolved().rsa_bits == resolved(requiredrsasize="0").rsa_bits == 1024
+
+
 # fault: kernel/transport/ssh_config.py: if token not in _PROXY_TOKENS: → if False:
 # fault: kernel/transport/ssh_config.py: expand(resolved.proxy_command or "", resolved) → pass
 # fault: kernel/transport/ssh_config.py: r"%.?", text, re.DOTALL → r"%.", text

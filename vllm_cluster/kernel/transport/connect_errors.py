@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
+from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected, NoSession, OpenSshNeeded, Unreachable
 from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 
@@ -64,6 +64,21 @@ def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
         "the host was reinstalled, or this is a man-in-the-middle attack",
         hint=f"if the host was reinstalled: {forget}",
     )
+
+
+def short_key(at: SshEndpoint, shown: str, bits: int) -> HostKeyRejected:
+    """The host's RSA key is shorter than ssh_config allows."""
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where}, {shown}, has {bits} bits; ssh accepts RSA keys from {at.rsa_bits} bits on "
+        "(RequiredRSASize)",
+        hint="give the host a longer RSA key, or a key of another type",
+    )
+
+
+def only_ssh(at: SshEndpoint, why: str) -> OpenSshNeeded:
+    """The host's ssh_config asks for what Fabric cannot do."""
+    return OpenSshNeeded(at.name, why, hint="choose the openssh transport for this host")
 
 
 def revoked_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:

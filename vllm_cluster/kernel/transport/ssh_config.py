@@ -44,6 +44,25 @@ _TOKEN = re.compile(r"%(.)")
 _PROXY_TOKENS = ("%%", "%h", "%n", "%p", "%r")
 # What keeps a session from running a command with its input; `ssh -G` shows whether this ssh knows them (8.7).
 _SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
+# Words that restrict a connection and that ssh alone honours, and with which values they do.
+_ONLY_SSH: Mapping[str, Callable[[str], bool]] = {
+    "RevokedHostKeys": lambda value: value != "none",
+    # It may revoke a key, and ssh connects to no host for which it fails.
+    "KnownHostsCommand": lambda value: value != "none",
+    "PubkeyAuthentication": lambda value: value in ("no", "false"),
+    "PreferredAuthentications": lambda value: "publickey" not in value.split(","),
+    "BindInterface": lambda _: True,
+}
+# Lists of what may be agreed on with a host, and what older versions of ssh call them.
+_ALGORITHMS = {
+    "Ciphers": (),
+    "MACs": (),
+    "KexAlgorithms": (),
+    "HostKeyAlgorithms": (),
+    "PubkeyAcceptedAlgorithms": ("PubkeyAcceptedKeyTypes",),
+}
+# ssh takes no shorter key, also where RequiredRSASize is lower.
+MIN_RSA_BITS = 1024
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,11 @@ class SshEndpoint:
     host_key_alias: str | None = None
     accept_new_keys: bool = False
     hash_known_hosts: bool = False
-    revoked_keys: str | None = None
+    # A word of ssh_config that Fabric cannot honour, with its value.
+    only_ssh: str | None = None
+    # What ssh would agree on, as `ssh -G` lists it: text that hosts share, split where it is used.
+    algorithms: tuple[tuple[str, str], ...] = ()
+    rsa_bits: int = MIN_RSA_BITS
     address_family: str = "any"
     bind_address: str | None = None
     proxy_command: str | None = None
@@ -234,13 +257,29 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
         accept_new_keys=target.accept_new_keys
         or _one(words, "stricthostkeychecking") in ("no", "off", "false", "accept-new"),
         hash_known_hosts=_one(words, "hashknownhosts") == "yes",
-        revoked_keys=_one(words, "revokedhostkeys"),
+        only_ssh=_only_ssh(words),
+        algorithms=tuple(_algorithms(words)),
+        rsa_bits=max(MIN_RSA_BITS, int(_one(words, "requiredrsasize") or 0)),
         address_family=_one(words, "addressfamily") or "any",
         bind_address=_one(words, "bindaddress"),
         proxy_command=_one(words, "proxycommand"),
         session=tuple(word for word in _SESSION if word.partition("=")[0].lower() in words),
         options=tuple(ssh_options(target)),
     )
+
+
+def _only_ssh(words: Words) -> str | None:
+    for word, restricts in _ONLY_SSH.items():
+        for value in words.get(word.lower(), []):
+            if restricts(value):
+                return f"{word} {value}"
+    return None
+
+
+def _algorithms(words: Words) -> Iterator[tuple[str, str]]:
+    for word, older in _ALGORITHMS.items():
+        for name in (word, *older):
+            yield from ((word, line) for line in words.get(name.lower(), []))
 
 
 def _agent(word: str, paths: tuple[Path, ...]) -> Path | None:

@@ -12,6 +12,7 @@ from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostError,
     HostKeyRejected,
+    OpenSshNeeded,
     PreflightFailed,
     Unreachable,
     VclusterError,
@@ -75,7 +76,7 @@ def tunnel(
                         was_open, broken = True, False
                         moved = _watch(inventory, passage.machine, latest, runtime)
                         passage.hold(emit, moved, lambda key_id: opened(relay.port, key_id))
-            except (HostKeyRejected, AuthenticationFailed):
+            except (HostKeyRejected, AuthenticationFailed, OpenSshNeeded):
                 raise
             except (HostError, PreflightFailed) as error:  # Docker starts again there, or `up` moves the head to it
                 if not was_open or not patience.left():

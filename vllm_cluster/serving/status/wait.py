@@ -7,6 +7,7 @@ from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostError,
     HostKeyRejected,
+    OpenSshNeeded,
     TimedOut,
     Unreachable,
     VclusterError,
@@ -44,7 +45,7 @@ def wait(inventory: Inventory, emit: Emit, seconds: float, *, runtime: Runtime =
             try:
                 node = node or open_node(inventory, fleet.connections[head])
                 status = node.state().status
-            except (HostKeyRejected, AuthenticationFailed):
+            except (HostKeyRejected, AuthenticationFailed, OpenSshNeeded):
                 raise
             except (Unreachable, ConnectionLost, TimedOut) as error:
                 node, away = None, error

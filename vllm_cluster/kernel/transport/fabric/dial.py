@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.errors import HostKeyRejected, Unreachable
+from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.process import proxy_socket
@@ -37,12 +37,8 @@ def open_connection(resolved: SshEndpoint, jumps: Jumps, deadline: Deadline) -> 
 
 
 def _open(resolved: SshEndpoint, through: FabricConnection | None, deadline: Deadline) -> FabricConnection:
-    if resolved.revoked_keys:
-        raise HostKeyRejected(
-            resolved.name,
-            f"ssh_config names RevokedHostKeys {resolved.revoked_keys}, which only ssh can read",
-            hint="choose the openssh transport for this host",
-        )
+    if resolved.only_ssh:
+        raise connect_errors.only_ssh(resolved, f"ssh_config has {resolved.only_ssh}, which only ssh can follow")
     begun = deadline.left()
     sock = _socket(resolved, through, deadline)
     # Fabric takes a quarter of the processor time before the first answer to import: the host greets meanwhile.

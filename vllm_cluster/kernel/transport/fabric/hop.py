@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from typing import NoReturn
 
@@ -37,6 +36,13 @@ def log_in(resolved: SshEndpoint, sock: Socket, deadline: Deadline, begun: float
         wire.close()
         raise
     step = min(STEP_SECONDS, max(deadline.left(), 0.1))
+
+    def transport(sock: KeepaliveSocket, **options: object) -> KeepaliveTransport:
+        made = KeepaliveTransport(sock, key_types=known.preferred(), allowed=dict(resolved.algorithms), **options)
+        if word := made.without_any():
+            raise connect_errors.only_ssh(resolved, f"ssh_config allows no {word} that Fabric supports")
+        return made
+
     connection = fabric.Connection(
         resolved.host,
         user=resolved.user,
@@ -51,7 +57,7 @@ def log_in(resolved: SshEndpoint, sock: Socket, deadline: Deadline, begun: float
             "auth_timeout": step,
             "channel_timeout": STEP_SECONDS,
             "auth_strategy": Credentials(resolved, deadline),
-            "transport_factory": functools.partial(KeepaliveTransport, key_types=known.preferred()),
+            "transport_factory": transport,
         },
     )
     # Fabric accepts and forgets every key by default.

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 import paramiko
@@ -44,6 +45,16 @@ UNASKED_AT_ONCE, UNASKED_A_SECOND, FOR_EACH_SENT = 20_000, 1_000, 4
 # One counts once more for each so many bytes.
 LARGE_MESSAGE = 1000
 AUTHENTICATED = "-gcm@openssh.com"
+# What ssh_config calls each of paramiko's lists.
+LISTS = {
+    "ciphers": "Ciphers",
+    "macs": "MACs",
+    "kex": "KexAlgorithms",
+    "keys": "HostKeyAlgorithms",
+    "pubkeys": "PubkeyAcceptedAlgorithms",
+}
+# The older name of the same (RFC 8731), and the only one that paramiko knows.
+OLDER_NAME = "@libssh.org"
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
@@ -229,8 +240,16 @@ class KeepaliveTransport(paramiko.Transport):
         MSG_CHANNEL_EXTENDED_DATA: _within_window(paramiko.Channel._feed_extended, 12, b"\0\0\0\1"),  # type: ignore[attr-defined]
     }
 
-    def __init__(self, sock: KeepaliveSocket, *, key_types: tuple[str, ...] = (), **options: object) -> None:
+    def __init__(
+        self,
+        sock: KeepaliveSocket,
+        *,
+        key_types: tuple[str, ...] = (),
+        allowed: Mapping[str, str] = MappingProxyType({}),
+        **options: object,
+    ) -> None:
         super().__init__(sock, **options)  # type: ignore[arg-type]
+        self._allowed = {kind: allowed[word].split(",") for kind, word in LISTS.items() if word in allowed}
         offered = self.get_security_options()
         # paramiko offers AES-GCM last, and with any other cipher makes and compares a digest of each packet in Python.
         offered.ciphers = tuple(sorted(offered.ciphers, key=lambda name: not name.endswith(AUTHENTICATED)))
@@ -247,6 +266,25 @@ class KeepaliveTransport(paramiko.Transport):
         self.packetizer.read_message = lambda: self._judged(*read())  # type: ignore[method-assign]
         # What is sent once there are new keys.
         self._answers: list[paramiko.Message] = []
+
+    def without_any(self) -> str | None:
+        """The first word of ssh_config that allows nothing which is known here."""
+        return next((word for kind, word in LISTS.items() if not self._filter_algorithm(kind)), None)
+
+    def _filter_algorithm(self, kind: str) -> tuple[str, ...]:
+        # Every list that paramiko offers, or agrees by, comes through here.
+        return self._only_allowed(kind, super()._filter_algorithm(kind))  # type: ignore[misc]
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """As paramiko's, which adds the certificates of each type."""
+        return self._only_allowed("keys", super().preferred_keys)
+
+    def _only_allowed(self, kind: str, names: Iterable[str]) -> tuple[str, ...]:
+        allowed = self._allowed.get(kind)
+        return tuple(
+            name for name in names if allowed is None or name in allowed or name.removesuffix(OLDER_NAME) in allowed
+        )
 
     def open_channel(self, *args: object, **options: object) -> paramiko.Channel:
         """As paramiko's; what is sent through it is known to be of this channel."""

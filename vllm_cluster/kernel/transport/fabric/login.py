@@ -87,6 +87,8 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             HostKeyRejected: the key is not known, or not this one.
         """
         at, blob, shown = self._at, key.asbytes(), f"{key.get_name()} {key.fingerprint}"
+        if key.get_name() == "ssh-rsa" and key.get_bits() < at.rsa_bits:
+            raise connect_errors.short_key(at, shown, key.get_bits())
         named = self._named(known_name(at))
         plain = [one for one in named if not one.marker]
         if not plain and at.host_key_alias is None:
@@ -282,6 +284,9 @@ class Credentials:
 
     def _try_keys(self, transport: paramiko.Transport) -> None:
         for name, key in self._keys():
+            if why := _unfit(self._resolved, key):
+                self._skipped.append(f"{name} ({why})")
+                continue
             # paramiko's limit is for each key.
             transport.auth_timeout = min(transport.auth_timeout, self._deadline.left())
             if not self._deadline.left():
@@ -350,6 +355,18 @@ class Credentials:
 
     def _refused(self, why: str) -> AuthenticationFailed:
         return connect_errors.auth_refused(self._resolved, why, self._offered, self._skipped)
+
+
+def _unfit(at: SshEndpoint, key: paramiko.PKey) -> str:
+    """Why ssh would not offer a key; empty where it would."""
+    name = key.public_blob.key_type if key.public_blob else key.get_name()
+    if "rsa" in name and key.get_bits() < at.rsa_bits:
+        return f"it has {key.get_bits()} bits; RequiredRSASize is {at.rsa_bits}"
+    signatures = {name.replace("ssh-rsa", one) for one in ("rsa-sha2-512", "rsa-sha2-256")}
+    accepted = dict(at.algorithms).get("PubkeyAcceptedAlgorithms")
+    if accepted is not None and signatures.isdisjoint(accepted.split(",")):
+        return f"PubkeyAcceptedAlgorithms of ssh_config leaves out {name}"
+    return ""
 
 
 def _public_blob(path: Path) -> bytes | None:
