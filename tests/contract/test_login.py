@@ -131,6 +131,20 @@ def test_a_named_key_that_does_not_exist_is_left_out_with_a_word(
     assert f"left out: {client.key} (no such file)" in text
 
 
+# fault: kernel/transport/fabric/login.py: seen.st_mode & 0o077 → False
+def test_a_key_that_others_may_read_is_none(
+    kind: Kind, client: Client, tmp_path: Path, shared_server: Sshd, connect: Connect
+) -> None:
+    """As it is to ssh."""
+    client.key = tmp_path / "open"
+    client.key.write_bytes(shared_server.user_key.read_bytes())
+    client.key.chmod(0o640)
+    client.add("h", shared_server)
+    assert isinstance(failure(client.target("h"), kind), AuthenticationFailed)
+    client.key.chmod(0o600)
+    connect(client.target("h"), kind)
+
+
 def test_a_key_behind_a_passphrase_is_not_asked_for(
     kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path
 ) -> None:

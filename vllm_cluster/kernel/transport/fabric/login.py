@@ -343,8 +343,12 @@ class Credentials:
         if not path.is_file():
             return None
         try:
-            if path.stat().st_size > MAX_KEY:
+            seen = path.stat()
+            if seen.st_size > MAX_KEY:
                 raise ValueError("larger than any key")
+            # As ssh: a key of one's own that others can read is none.
+            if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
+                raise ValueError("others may read it: chmod 600")
             return paramiko.PKey.from_path(path)
         except (paramiko.PasswordRequiredException, TypeError):
             # cryptography raises TypeError when a key is encrypted and no passphrase was given.
