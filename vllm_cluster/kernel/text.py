@@ -250,12 +250,14 @@ def redact(text: str) -> str:
 def redact_words(words: Iterable[str]) -> list[str]:
     """Each word of a command without what looks like a secret, also where only the option before it shows that.
 
+    One without is the same object.
+
     Before they are quoted: of a line a quote could go with the secret, and the rest of a word become a command.
     """
     found, before = list[str](), ""
     for word in words:
         own, pair = redact(word), f"{before} {word}"
-        found.append(REDACTED if before and own == word and redact(pair) != pair else own)
+        found.append(own if own != word else REDACTED if before and redact(pair) != pair else word)
         before = word if word.startswith("-") and "=" not in word else ""
     return found
 

@@ -231,7 +231,7 @@ def test_an_option_that_the_call_has_is_replaced(
     assert edge.remedy(VclusterError("no", again=tuple(again.split())), str) == f"vcluster {fix}"
 
 
-# fault: kernel/terminal/edge.py: (option if found["call"] else "") → ""
+# fault: kernel/terminal/edge.py: has.match(line, end, following) else option → has.match(line, end, following) else ""
 @pytest.mark.parametrize(
     "verb", [f"{name} push" if name == "image" else name for name in VERBS if name not in WITHOUT_INVENTORY]
 )
@@ -401,7 +401,8 @@ def test_which_of_two_equal_numbers_was_meant_is_not_guessed(monkeypatch: pytest
         assert edge.remedy(VclusterError("x", instead={"9": "4"}), str) == fix
 
 
-# fault: kernel/terminal/edge.py: has = rf"(?: {word})*? (?:-i|--inventory)" → has = ".*--inventory"
+# fault: kernel/terminal/edge.py: has = re.compile(rf" --help|(?: {word})*? (?:-i|--inventory)") → has = re.compile(".*--inventory")
+# fault: kernel/terminal/edge.py: has.match(line, end, following) → has.match(line, end)
 # fault: kernel/terminal/edge.py: \S*(?<![,.;:)]))" → \S*)"
 # fault: kernel/terminal/edge.py: (?!--(?: |$)|(?:{names}) ) → (?!(?:{names}) )
 @pytest.mark.parametrize(
@@ -413,6 +414,7 @@ def test_which_of_two_equal_numbers_was_meant_is_not_guessed(monkeypatch: pytest
         "run vcluster up{}, it has no --inventory",
         "vcluster up{} gpu1; -i is missing",
         "vcluster plan{} x vcluster up -i lab.yaml",
+        "vcluster plan{} x /vcluster up -i lab.yaml",
     ],
 )
 def test_a_call_has_the_inventory_beside_words_that_look_like_one(line: str) -> None:

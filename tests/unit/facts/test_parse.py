@@ -199,11 +199,12 @@ def test_rows_that_claim_one_gpu_do_not_multiply_its_processes() -> None:
 
 
 # fault: kernel/facts/bounds.py: return words(value) → return value
+# fault: kernel/facts/bounds.py: \\\n!^", → \\\n",
 def test_a_text_of_facts_may_be_shown() -> None:
     """Any user of a host names files and processes; its facts can be read all the same."""
-    said = '[{"ifname":"e\\u001b[2Jth","operstate":"U\\u202eP"}]'
+    said = '[{"ifname":"e\\u001b[2J!th","operstate":"U\\u202eP"}]'
     found = facts("gpu1", f"\n@@nics\n{said}\n@@missing\n/a\x1b]0;b\n@@end\n")
-    assert [(nic.name, nic.state) for nic in found.nics] == [("e\ufffd[2Jth", "U\ufffdP")]
+    assert [(nic.name, nic.state) for nic in found.nics] == [("e\ufffd[2J\ufffdth", "U\ufffdP")]
     assert found.missing_paths == {"/a\ufffd]0;b"}
 
 

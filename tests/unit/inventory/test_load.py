@@ -212,7 +212,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # fault: kernel/inventory/find.py:             _ensure_own(folder, start) →             pass
-# fault: kernel/inventory/find.py: if owners and (folder != start or → if owners and (
+# fault: kernel/inventory/find.py: if _others(path) and (folder != start or → if _others(path) and (
 def test_an_inventory_of_another_user_above_must_be_named(foreign: Path) -> None:
     with pytest.raises(InventoryError, match=r"project/inventory.yaml belongs to another user") as caught:
         load(None, cwd=foreign.parent / "deep")
@@ -226,6 +226,34 @@ def test_an_inventory_of_another_user_where_all_may_write_must_be_named(foreign:
     foreign.parent.chmod(0o1777)
     with pytest.raises(InventoryError, match="belongs to another user"):
         load(None, cwd=foreign.parent)
+
+
+# fault: kernel/inventory/find.py: there = _is_own(start / sandbox, start) → there = _seen(start / sandbox)
+# fault: kernel/inventory/find.py: if _is_own(up / path, up)), None) → if _seen(up / path)), None)
+# fault: kernel/inventory/find.py: None if _is_own(inside, path.parent) else → None if _seen(inside) else
+# fault: kernel/inventory/find.py: not any(map(_others, way)) → not _others(path)
+@pytest.mark.parametrize("own", ["nothing", "the file", "all"])
+def test_no_remedy_names_an_inventory_of_another_user(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pasted, it had their ProxyCommand run; it was named without the reason."""
+    here = tmp_path / "scratch" / "project"
+    (here / "sandbox").mkdir(parents=True)
+    (here / "folder").mkdir()
+    made = here / "sandbox" / "inventory.yaml", tmp_path / "scratch" / "lab" / "x.yaml", here / "folder/inventory.yaml"
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SMALLEST)
+        if own == "nothing":
+            be_of_another_user(path, monkeypatch)
+        elif own == "the file" and os.geteuid() == 0:
+            be_of_another_user(path.parent, monkeypatch)
+    if own == "the file" and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    offered = list[bool]()
+    for given in (None, Path("lab/x.yaml"), Path("folder")):
+        with pytest.raises(InventoryError) as caught:
+            load(given, cwd=here)
+        offered.append(bool(caught.value.again or caught.value.instead))
+    assert offered == [own == "all"] * 3
 
 
 class TestFinding:

@@ -63,8 +63,8 @@ def test_the_command_for_more_keeps_the_rest(before: tuple[str, ...], after: str
     assert found == f"vcluster serve org/llama --name llama --tp 8 --pp 1 --hosts gpu2 {after}"
 
 
-# fault: kernel/plan/placement.py: command_line(*typed_words(redact_words( → redact(shell_line((
-# fault: kernel/text.py: REDACTED if before and own == word → REDACTED if False and own == word
+# fault: kernel/plan/placement.py: *typed_words(redact_words(flags))] → *typed_words(flags)]
+# fault: kernel/text.py: else REDACTED if before and redact(pair) → else REDACTED if False and redact(pair)
 @pytest.mark.promise("P46")
 @pytest.mark.parametrize(
     ("flag", "end"),
@@ -80,6 +80,16 @@ def test_a_flag_stays_one_word_of_one_line_without_its_secret(flag: str, end: st
     begin, word, *more = found.partition(" -- ")[0], *shlex.split(found)[4:]
     assert (begin, more) == ("vcluster serve m", ["--api-key", "[redacted]", "--seed", "1"])
     assert word.endswith(end) and "abcdef" not in word and "\n" not in found
+
+
+# fault: kernel/plan/placement.py: words = ["vcluster", *verb, deployment.model] → words = ["vcluster", *verb, Option(deployment.model)]
+# fault: kernel/plan/placement.py: [Option("--name"), deployment.name] → [Option("--name"), Option(deployment.name)]
+# fault: kernel/text.py: else word) → else own[:])
+def test_no_value_of_a_request_is_an_option_of_the_line_that_is_shown() -> None:
+    """A model that a command line of others named --from=FILE had the line, once pasted, serve what FILE asks for."""
+    asked = Deployment("-iy.yaml", "--from=x.sh", ("--seed", "1"), 8, 1, ("gpu2",))
+    line = "vcluster serve './--from=x.sh' --name ./-iy.yaml --tp 8 --pp 1 --hosts gpu2 -- --seed 1"
+    assert serve_command(asked, {}) == line
 
 
 # fault: kernel/plan/placement.py: if deployment.replicas > 1 or deployment.dp > 1: → if True:

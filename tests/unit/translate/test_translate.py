@@ -198,9 +198,15 @@ REFUSED = [
         "--from:3: a recipe, whose layout the hosts decide",
     ),
     ("x" * 300_000, "--from: longer than 256 kB"),
+    # The line to paste would have it as an option of vcluster.
+    ("vllm serve --model='--from=evil.sh'", "--from:1: --from=evil.sh cannot be the model: it begins with -"),
+    ("vllm serve --model=-ievil.yaml", "--from:1: -ievil.yaml cannot be the model: it begins with -"),
+    ("vllm serve org/x --served-model-name=--yes", "--from:1: --yes cannot be the name: it begins with -"),
 ]
 
 
+# fault: serving/translate/options.py: self._ensure_name("model", model) → pass
+# fault: serving/translate/options.py: self._ensure_name("name", name) → pass
 @pytest.mark.parametrize(("text", "error"), REFUSED)
 def test_what_cannot_be_served_is_refused_with_its_line_and_one_reason(text: str, error: str) -> None:
     with pytest.raises(UsageError) as refused:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import Option
 from vllm_cluster.kernel.text import count, number_of, printable, redact
 from vllm_cluster.serving.translate.options import TranslatedWord
 from vllm_cluster.serving.translate.reading import Reading
@@ -103,8 +104,8 @@ class JobRequest:
         own = {"--nodes": str(self.nodes or ""), "--gpus": self.gpus, "--time": self.time, "--image": self.image}
         own |= {"--container": self.container} if self.image else {}
         own |= {"--replicas": str(self.replicas)} if self.replicas > 1 else {}
-        words = [word for name, value in own.items() if value for word in (name, value)]
-        return (*words, *(word for one in self.others.items() for word in ("--sbatch", "=".join(one))))
+        words = [word for name, value in own.items() if value for word in (Option(name), value)]
+        return (*words, *(word for one in self.others.items() for word in (Option("--sbatch"), "=".join(one))))
 
     @property
     def cpus(self) -> int:

@@ -16,7 +16,7 @@ MAX_TEXT, MAX_NUMBER = 4096, 1 << 63
 # Rows of one kind: a host with 250 pods has as many interfaces, and listens on some hundred ports.
 MAX_ROWS = 8192
 # What a driver, an adapter or a daemon calls itself may become a part of a remedy: no shell gives its characters a
-# meaning, and none is a whole remedy. Paths and names of people's own are quoted where they are words of a command.
+# meaning, as ! of a line before, and none is a whole remedy. Paths and names of people's own are quoted where they are words of a command.
 _PLAIN = ("nics.", "hcas.", "gids.", "gpus.", "docker.", "details.", "machine_id", "architecture", "boot_id")
 _FREE = frozenset({"docker.data_root", "docker.problem", "docker.missing_cdi_paths", "gpus.processes.name"})
 _FREE_DETAILS = (
@@ -28,7 +28,7 @@ _FREE_DETAILS = (
     "xids",
     "image.entrypoint",
 )
-_OF_SHELLS = str.maketrans({"(": "[", ")": "]", **dict.fromkeys(";|&$`<>'\"\\\n", "\N{REPLACEMENT CHARACTER}")})
+_OF_SHELLS = str.maketrans({"(": "[", ")": "]", **dict.fromkeys(";|&$`<>'\"\\\n!^", "\N{REPLACEMENT CHARACTER}")})
 # All that Python divides lines and words at.
 _ENDS = "\n \t\r\v\f\x1c\x1d\x1e\x85\N{NO-BREAK SPACE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\N{IDEOGRAPHIC SPACE}"
 

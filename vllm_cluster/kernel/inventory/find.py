@@ -57,7 +57,7 @@ def find(cwd: Path) -> Path:
             break
     up = f" or above it, up to {root}" if root != start else ""
     sandbox = Path("sandbox") / DEFAULT_NAME
-    there = _seen(start / sandbox)
+    there = _is_own(start / sandbox, start)
     raise InventoryError(
         f"no {DEFAULT_NAME} in {start}{up}",
         again=("-i", str(sandbox)) if there else None,
@@ -75,11 +75,24 @@ def _ensure_own(folder: Path, start: Path) -> None:
         InventoryError: it is such a one.
     """
     path = folder / DEFAULT_NAME
-    owners = {path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()}
-    if owners and (folder != start or folder.stat().st_mode & stat.S_IWOTH):
+    if _others(path) and (folder != start or folder.stat().st_mode & stat.S_IWOTH):
         raise InventoryError(
             f"{path} belongs to another user, who may have it run commands here", again=("-i", str(path))
         )
+
+
+def _others(path: Path) -> set[int]:
+    """The users, other than this one and root, who own a file or what leads to it."""
+    return {path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()}
+
+
+def _is_own(path: Path, below: Path) -> bool:
+    """Whether a file is there that a remedy may name: pasted, one that another user has put there may run commands."""
+    try:
+        way = [path, *(folder for folder in path.parents if folder != below and folder.is_relative_to(below))]
+        return path.is_file() and not any(map(_others, way))
+    except OSError:
+        return False
 
 
 def inventory_words(inventory: Path | None) -> list[str]:
@@ -99,7 +112,7 @@ def _missing(file: str, cwd: Path | None) -> InventoryError:
     path, text = Path(file), f"{file}: no such file"
     # The current folder may be gone; an absolute path needs none.
     cwd = cwd or (Path("/") if path.is_absolute() else here())
-    above = None if path.is_absolute() else next((up / path for up in cwd.parents if _seen(up / path)), None)
+    above = None if path.is_absolute() else next((up / path for up in cwd.parents if _is_own(up / path, up)), None)
     if above:
         return InventoryError(text, instead=_instead(file, above))
     if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
@@ -138,7 +151,7 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
-            missing = None if _seen(inside) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
+            missing = None if _is_own(inside, path.parent) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
             # As it may have been typed: a dot is the current folder.
             typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
             meant = {key: value for word in typed for key, value in _instead(word, inside).items()}

@@ -11,7 +11,7 @@ from vllm_cluster.kernel.backends import BACKENDS, vllm
 from vllm_cluster.kernel.backends.seam import Chosen, Degrees
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.plan.shares import Share, deal, most, replica_sizes
-from vllm_cluster.kernel.shell_line import command_line, typed_words
+from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 from vllm_cluster.kernel.text import redact_words
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.order import RENDEZVOUS, Deployment, Placement, Replica, name_of
@@ -214,21 +214,23 @@ def serve_command(
 
     Without its layout where another one is to be chosen. `names` are those of the hosts by address, which format 1 had.
     """
+    # No value is an option: a command line of other people may have chosen it.
     words = ["vcluster", *verb, deployment.model]
-    words += ["--name", deployment.name] if deployment.name != deployment.model else []
+    words += [Option("--name"), deployment.name] if deployment.name != deployment.model else []
     several = (("--dp", deployment.dp), ("--replicas", deployment.replicas))
     degrees = (("--tp", deployment.tp), ("--pp", deployment.pp), *((name, n if n > 1 else 0) for name, n in several))
     for option, number in degrees:
-        words += [option, str(number)] if layout and number else []
-    words += ["--ep"] if deployment.expert_parallel else []
-    words += ["--backend", deployment.backend] if deployment.backend else []
+        words += [Option(option), str(number)] if layout and number else []
+    words += [Option("--ep")] if deployment.expert_parallel else []
+    words += [Option("--backend"), deployment.backend] if deployment.backend else []
     if hosts := [names.get(host, host) for host in deployment.hosts]:
-        words += ["--hosts", ",".join(hosts)]
-    words += ["--expose"] if deployment.expose else []
-    words += [] if deployment.rollback else ["--no-rollback"]
+        words += [Option("--hosts"), ",".join(hosts)]
+    words += [Option("--expose")] if deployment.expose else []
+    words += [] if deployment.rollback else [Option("--no-rollback")]
     # Of two equal flags the last one counts.
     flags = [*deployment.flags, *([flag] if flag else [])]
-    return command_line(*typed_words(redact_words([*words, *(["--", *flags] if flags else [])])))
+    behind = [Option("--"), *typed_words(redact_words(flags))] if flags else []
+    return command_line(*redact_words(words), *behind)
 
 
 def summary(placed: Placement, names: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import signal
@@ -197,13 +198,20 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     verbs = "|".join(name + groups.get(name, "") for name, verb in KNOWN.items() if verb.inventory)
     option = " " + command_line(*typed_words(named))
     names = "|".join(NAMES)
-    # A call may name it already, as the parser writes some remedies from the words of the call. By whole words: the
-    # name of a model may end in --inventory.
+    # A call may name it already, as the parser writes some remedies from the words of the call. By whole words, up to
+    # the next call: the name of a model may end in --inventory.
     word = rf"(?!--(?: |$)|(?:{names}) )(?:{QUOTED}|[^\s']\S*(?<![,.;:)]))"
-    has = rf"(?: {word})*? (?:-i|--inventory)"
-    command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{names}) (?:{verbs})(?=[,.;:)]*(?: |$))(?! --help|{has}))")
-    lines = (command.sub(lambda found: found[0] + (option if found["call"] else ""), line) for line in text.split("\n"))
-    return "\n".join(lines)
+    has = re.compile(rf" --help|(?: {word})*? (?:-i|--inventory)")
+    call = re.compile(rf"{QUOTED}|(?P<call>\b(?:{names}) (?:{verbs})(?=[,.;:)]*(?: |$)))")
+
+    def named_in(line: str) -> Iterator[str]:
+        ends = [(found.start(), found.end()) for found in call.finditer(line) if found["call"]]
+        yield line[: ends[0][1] if ends else None]
+        for (_, end), (following, stop) in itertools.pairwise([*ends, (len(line), len(line))]):
+            yield "" if has.match(line, end, following) else option
+            yield line[end:stop]
+
+    return "\n".join("".join(named_in(line)) for line in text.split("\n"))
 
 
 def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:

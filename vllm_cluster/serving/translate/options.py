@@ -13,6 +13,7 @@ from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.translate.found import ServeWords
 from vllm_cluster.serving.translate.reading import Reading
 from vllm_cluster.serving.translate.words import ShellWord, shown
+from vllm_cluster.wire.values import served_name
 
 MAX_DEGREE = 1 << 16
 Kind = Literal["chosen", "taken", "dropped", "passed", "variable"]
@@ -145,10 +146,13 @@ class _CommandLine:
         if model is None:
             raise self._error("names no model", self._found.line, hint="vllm serve MODEL …")
         self._complete(model)
+        self._ensure_name("model", model)
         tp, pp, dp = (self._degree(option) for option in list(_TAKEN)[2:5])
         given = self._taken.get("--enable-expert-parallel")
         self._given_nothing(tp, pp)
         name = self._taken.get("--served-model-name")
+        if name:
+            self._ensure_name("name", name)
         return Translation(
             model.text,
             name.text if name else "",
@@ -302,6 +306,13 @@ class _CommandLine:
         if word.missing:
             what = ", ".join(map(printable, word.missing))
             raise self._error(f"{what} has no value in this text", word.line, hint="write its value in its place")
+
+    def _ensure_name(self, what: str, word: ShellWord) -> None:
+        """Refuse what the line that is shown would have as an option, before it is shown."""
+        try:
+            served_name(word.text[:1000])
+        except ValueError as error:
+            raise self._error(f"{shown(word)} cannot be the {what}: it {error}", word.line) from None
 
     def _variables(self) -> Iterator[tuple[str, str]]:
         found: dict[str, ShellWord] = {}
