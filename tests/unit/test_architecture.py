@@ -231,8 +231,8 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     # A rank of a Slurm job asks and watches vLLM as a node does; in front of its replicas is the front of a cluster.
     job = {row for row in outside if row[0] in JOB and row[1].startswith(("vllm_cluster.serving.node", WIRE))}
     # What shows the API key in a node has who listens there sent along; what reads folders, where their files lead;
-    # what reads metrics, how.
-    along = tuple(f"{WIRE}.{name}" for name in ("listeners", "inside", "keys", "metrics"))
+    # what reads metrics, how; what reads JSON of others, its bounds.
+    along = tuple(f"{WIRE}.{name}" for name in ("listeners", "inside", "keys", "metrics", "reading", "values"))
     sent = {row for row in outside if row[1].startswith(along)}
     assert outside - torch - hub - front - theirs - job - sent == set()
 

@@ -3,6 +3,8 @@
 Python refuses to read more than 4300 digits, by a ValueError: in a flag, a key or an answer that was an internal error.
 `number_of` of kernel/text has a limit. A group of an expression has one where no expression of its file takes digits
 without end. All else is in a try that takes a ValueError, or here, with what bounds it.
+
+JSON becomes up to twenty times its bytes: what is not this program's own is `bounded` before it is parsed, or counted.
 """
 
 from __future__ import annotations
@@ -71,6 +73,54 @@ BOUNDED = {
     "an order of this program": {"kernel/spread/carry_image.py": 1, "kernel/spread/feed.py": 1},
     "ssh has read it as a number": {"kernel/transport/ssh_config.py": 2},
 }
+# By reason: the files, and how many texts of each are parsed without `bounded`.
+UNBOUNDED = {
+    "an order of this program to its own on a host: a message, an argument or a variable": {
+        "features/batch/on_host/batch_job.py": 1,
+        "features/bench/on_host/bench.py": 2,
+        "features/check/on_host/allreduce.py": 1,
+        "features/logs/on_host/log_tail.py": 1,
+        "features/pull/on_host/hub_listing.py": 1,
+        "kernel/hosts/on_host/bounded.py": 1,
+        "kernel/images/for_docker.py": 1,
+        "kernel/images/on_host/pack_image.py": 1,
+        "kernel/links/on_host/link_test.py": 2,
+        "kernel/models/on_host/model_cache.py": 2,
+        "kernel/models/on_host/remove_model.py": 1,
+        "kernel/node/on_host/append_line.py": 1,
+        "kernel/spread/carry_image.py": 1,
+        "kernel/spread/feed.py": 1,
+        "serving/node/process.py": 1,
+        "serving/node/supervisor.py": 2,
+    },
+    "a file or a copy that this program wrote on the same host": {
+        "features/batch/on_head/client.py": 1,
+        "features/batch/on_head/runner.py": 1,
+        "features/batch/on_host/batch_job.py": 1,
+        "kernel/spread/feed.py": 1,
+        "serving/node/supervisor.py": 1,
+        "serving/status/on_host/sample.py": 1,
+    },
+    "of an order that was read with its bounds": {"serving/node/kept_order.py": 2, "serving/node/replicas.py": 1},
+    "one text, or one number": {
+        "features/batch/on_head/large.py": 2,
+        "kernel/explain/prefix.py": 1,
+        "serving/node/front_body.py": 1,
+    },
+    "its values are counted beside it": {
+        "features/batch/on_head/client.py": 1,
+        "kernel/docker/client.py": 1,
+        "kernel/facts/values.py": 1,
+        "kernel/images/for_docker.py": 1,
+    },
+    "bounded by who calls it": {"wire/reading.py": 1},
+    "a batch of a person, of 16 MiB a line, on their own head": {
+        "features/batch/on_head/large.py": 2,
+        "features/batch/on_head/lines.py": 1,
+    },
+    "a row for each request of the person's own measurement, which vLLM wrote": {"features/bench/on_host/bench.py": 1},
+    "of the Docker of the host itself, 4 MiB at most": {"kernel/images/on_host/split_image.py": 1},
+}
 
 
 def reads(node: ast.AST, *, endless: bool) -> Iterator[str]:
@@ -121,6 +171,46 @@ def test_no_text_of_any_length_becomes_a_number() -> None:
     wrong = {file: lines for file, lines in found.items() if len(lines) != listed[file]}
     assert wrong == {}
     assert {*listed} <= {*found}
+
+
+def unbounded(text: str) -> list[str]:
+    """The calls of a module that parse JSON which is not `bounded`."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "json":
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and _name(node.func) in ("json.loads", "json.load"):
+            given = node.args[0] if node.args else node
+            found += [] if isinstance(given, ast.Call) and _name(given.func) == "bounded" else [ast.unparse(node)]
+    return found
+
+
+# fault: kernel/docker/calls.py: json.loads(bounded(line, MAX_LINE + PIECE, LINE_VALUES)) → json.loads(line)
+# fault: serving/fit/hub/model.py: json.loads(bounded(data, limit)) if → json.loads(data) if
+# fault: serving/api/client.py: error_message(json.loads(bounded(raw))) → error_message(json.loads(raw))
+def test_json_of_others_is_bounded_before_it_is_parsed() -> None:
+    """A new one goes through `bounded`, `read` or `document` of wire/reading; what is our own has its reason here."""
+    listed = Counter[str]()
+    for files in UNBOUNDED.values():
+        listed.update(files)
+    found = {str(path.relative_to(PACKAGE)): unbounded(path.read_text()) for path in MODULES if PACKAGE in path.parents}
+    assert {file: lines for file, lines in found.items() if len(lines) != listed[file]} == {}
+    assert {*listed} <= {*found}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("json.loads(word)", 1),
+        ("json.load(file)", 1),
+        ("json.loads(bounded(word), parse_constant=no)", 0),
+        ("json.loads(len(bounded(word)))", 1),
+        ("json.loads(s=word)", 1),
+        ("from json import loads", 1),
+    ],
+)
+def test_a_parse_without_a_bound_is_found(text: str, number: int) -> None:
+    assert len(unbounded(text)) == number
 
 
 @pytest.mark.parametrize(

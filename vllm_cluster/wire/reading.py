@@ -64,7 +64,7 @@ def document(raw: bytes, sender: str, most: int = MAX_BYTES, values: int = MAX_V
     if len(raw) > most:
         raise RefusedDocument(sender, "", f"is larger than {most} bytes")
     try:
-        return json.loads(bounded(raw, values), parse_constant=_no_constant)
+        return json.loads(bounded(raw, most, values), parse_constant=_no_constant)
     except (ValueError, RecursionError):
         # Without what was found there, which may be of any length.
         raise RefusedDocument(sender, "", "is not a JSON document") from None
@@ -85,14 +85,14 @@ def json_for_all(raw: bytes) -> object:
     return found
 
 
-def bounded(raw: bytes, values: int = MAX_VALUES) -> bytes:
-    """Return JSON as it is, where what becomes of it takes little memory.
+def bounded(raw: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> bytes:
+    """Return JSON as it is, where what becomes of it takes little memory: all that is parsed and is not our own.
 
     Raises:
-        ValueError: it has more than so many values; the commas of its texts count too.
+        ValueError: it has more than so many bytes or values; the commas of its texts count too.
     """
-    if sum(map(raw.count, (b",", b"[", b"{"))) > values:
-        raise ValueError(f"has more than {values} values")
+    if len(raw) > most or sum(map(raw.count, (b",", b"[", b"{"))) > values:
+        raise ValueError(f"has more than {most} bytes, or {values} values")
     return raw
 
 

@@ -79,6 +79,11 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
     "build, endless lines": (build, lambda: lines(lambda n: {"stream": f"{n} " * 20}), TimedOut),
     "build, one endless line": (build, lambda: endless(CHUNKED, chunk(BIG)), HostError),
     "build, one endless line in tiny pieces": (build, lambda: endless(CHUNKED, chunk(b"x")), TimedOut),
+    "build, lines of many values": (
+        build,
+        lambda: endless(CHUNKED, chunk(b'{"stream":[' + b"[]," * 60_000 + b"0]}\n")),
+        HostError,
+    ),
     "build, endless empty lines": (build, lambda: endless(CHUNKED, chunk(b"\n" * len(BIG))), TimedOut),
     "containers, endless spaces": (USES["containers"], lambda: endless(CHUNKED, chunk(b" ")), HostError),
     "containers, endless list": (USES["containers"], lambda: endless(RAW, BIG), HostError),

@@ -353,6 +353,32 @@ def test_a_configuration_that_lists_other_layers_is_not_for_docker(tmp_path: Pat
     assert refusal(config, LAYER, tmp_path, 100) == "it lists other layers"
 
 
+# fault: kernel/images/for_docker.py: if max(map(names.count, LISTED)) > 1: → if False:
+# fault: kernel/images/for_docker.py: [key.casefold() for key, _ in pairs] → [key for key, _ in pairs]
+# fault: kernel/images/for_docker.py: json.loads(self._text.decode(), → json.loads(self._text,
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of(LAYER)[:-1] + b',"RootFS": {"diff_ids": []}}',
+        config_of(LAYER)[:-1] + ',"rootf\N{LATIN SMALL LETTER LONG S}": {}}'.encode(),
+        config_of(LAYER).replace(b'"diff_ids"', b'"DIFF_IDS": [], "diff_ids"'),
+        config_of(LAYER).decode().encode("utf-16"),
+        config_of(LAYER).decode().encode("utf-8-sig"),
+    ],
+    ids=["another case", "a letter that folds", "another case below", "UTF-16", "a mark of order"],
+)
+def test_a_configuration_that_docker_may_read_otherwise_is_not_for_docker(tmp_path: Path, config: bytes) -> None:
+    assert refusal(config, LAYER, tmp_path, 100) == "it lists other layers"
+
+
+# fault: kernel/images/for_docker.py: (b",", b"[", b"{"))) > MAX_VALUES: → (b",",))) < 0:
+@pytest.mark.parametrize("value", [b"[]", b"0", b'{"a":{}}'])
+def test_a_configuration_of_many_values_is_not_parsed(tmp_path: Path, value: bytes) -> None:
+    """8 MiB of them took 340 MB of the machine from which an image is pushed."""
+    config = config_of(LAYER)[:-1] + b',"x":[' + b",".join([value] * (for_docker.MAX_VALUES + 1)) + b"]}"
+    assert refusal(config, LAYER, tmp_path, 1 << 20) == "it has more than 200000 values"
+
+
 def folders_of(number: int, depth: int, *, named: bool = False, form: int = tarfile.PAX_FORMAT) -> bytes:
     """A layer of empty files, each below folders of its own, which may be `named` by entries before."""
     made = io.BytesIO()

@@ -85,7 +85,9 @@ def measure_model(
         seed = int(runtime.clock.time() * 1000) % (1 << 31)
         # One limit for all: each run has its own below.
         seconds = IMPORT_SECONDS + wanted.seconds * len(wanted.points) * wanted.repeat
-        program = python("features.bench.on_host", "bench", seconds=seconds, needs=("wire.listeners",))
+        program = python(
+            "features.bench.on_host", "bench", seconds=seconds, needs=("wire.listeners", "wire.values", "wire.reading")
+        )
         emit(Event("phase", f"starting vllm bench serve on {head.name}"))
         inside = InNode(node_name(inventory.cluster))
         with start(head, program, inside, runtime.after(START_SECONDS)) as running, _ending(running, runtime):

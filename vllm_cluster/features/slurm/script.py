@@ -33,7 +33,7 @@ CARRIED = (
     *("vllm_cluster/__init__.py", "vllm_cluster/serving/__init__.py", "vllm_cluster/wire/__init__.py"),
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("__init__", "api", "parse_argv", "key_check")),
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("engine_watch", "proc", "timing")),
-    *(f"vllm_cluster/wire/{name}.py" for name in ("inside", "keys", "listeners")),
+    *(f"vllm_cluster/wire/{name}.py" for name in ("inside", "keys", "listeners", "reading", "values")),
 )
 # And in front of several replicas.
 OF_FRONT = (
@@ -41,7 +41,7 @@ OF_FRONT = (
     *(f"vllm_cluster/serving/node/front_{name}.py" for name in ("processes", "proxy", "refusal", "replica", "routes")),
     "vllm_cluster/serving/node/front_settings.py",
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("files", "process", "backends/__init__", "backends/ray")),
-    *(f"vllm_cluster/wire/{name}.py" for name in ("front", "reading", "values")),
+    "vllm_cluster/wire/front.py",
 )
 STEP, FRONT, END = "step.py", "job_front.py", "END_OF_FILE"
 # sbatch reads its lines by rules of its own: what is in one needs no quotes.

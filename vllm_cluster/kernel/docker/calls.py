@@ -22,7 +22,7 @@ from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerErro
 from vllm_cluster.kernel.held import ONE_HOST, Memory, TooMuch, one_at_a_time
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import age, size
-from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, bounded, document
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
@@ -30,6 +30,8 @@ MAX_ANSWER = MAX_BYTES
 MAX_REFUSAL = 64 << 10
 MAX_REASON = 4000
 MAX_LINE = 1 << 20
+# The commas of texts count: of what a build prints, a line has 32 KiB.
+LINE_VALUES = 40_000
 # Of each log that is read one is held, and what becomes of it: 64 hosts have 128.
 PIECE = 16 << 10
 # Bytes a second of what has an end, as of an API's answers: a log of 150 MB may take an hour and more.
@@ -228,7 +230,7 @@ class Reply:
         if not line.strip():
             return
         try:
-            message = json.loads(line)
+            message = json.loads(bounded(line, MAX_LINE + PIECE, LINE_VALUES))
         except (ValueError, RecursionError) as error:
             raise self.unreadable(error) from error
         if not isinstance(message, dict):
@@ -271,7 +273,7 @@ def _reason(content: bytes) -> str:
     """What Docker gives as the reason of a refusal."""
     text = content.decode("utf-8", "replace")
     with suppress(ValueError, RecursionError):
-        parsed = json.loads(text)
+        parsed = json.loads(bounded(content))
         text = str(parsed.get("message", text)) if isinstance(parsed, dict) else text
     return text[:MAX_REASON].strip()
 

@@ -268,7 +268,7 @@ class DockerApi:
                     with reply.reading():
                         found = _first(data, limit)
                         if isinstance(found, bytes) and place.endswith(".json"):
-                            bounded(found)
+                            bounded(found, limit)
             except NotFound:
                 return None
             if not isinstance(found, str):

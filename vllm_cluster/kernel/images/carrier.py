@@ -19,7 +19,7 @@ from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import Content
 from vllm_cluster.kernel.text import end_of, size
 from vllm_cluster.wire.pull import HostPlan
-from vllm_cluster.wire.reading import convert
+from vllm_cluster.wire.reading import MAX_BYTES, convert
 from vllm_cluster.wire.values import Count, Sha256, Size, words
 
 # 20 GB at 25 Mbit/s.
@@ -51,8 +51,8 @@ echo "Docker has $free KB free, and $1 KB are needed" >&2
 exit 1"""
 # Docker unpacks an archive before it makes layers of it.
 COPIES = 2
-# As much as containerd reads of one.
-MAX_CONFIG = 8 << 20
+# As much as is read of what Docker describes it by. Of 8 MiB, as containerd takes, parsing took 76 MB.
+MAX_CONFIG = MAX_BYTES
 # Docker unpacks a layer as often as an image lists it, and it is sent once. What images list again has next to nothing
 # in it, as what WORKDIR makes; a larger one is there twice where two builds brought it.
 MAX_TIMES, NEXT_TO_NOTHING = 4, 64 << 10

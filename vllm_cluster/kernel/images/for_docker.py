@@ -41,6 +41,8 @@ MAX_UNNAMED = 10_000
 MAX_RECORDS = 256
 # Of a path on Linux.
 MAX_NAME = 4096
+# Of a config: EXPOSE of every port takes 131,070. As wire/reading counts them, which a host does not have.
+MAX_VALUES, LISTED = 200_000, ("rootfs", "diff_ids")
 # Each link to a file below it is a copy of that file, where Docker has a store that is not its usual one.
 COPIED = b".wh..wh.plnk"
 
@@ -198,14 +200,24 @@ class Config:
         """Read it.
 
         Raises:
-            ValueError: it lists other layers.
+            ValueError: it lists other layers, or is larger than any.
         """
+        if sum(map(self._text.count, (b",", b"[", b"{"))) > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values")
         try:
-            there = json.loads(self._text)["rootfs"]["diff_ids"]
+            there = json.loads(self._text.decode(), object_pairs_hook=_object)["rootfs"]["diff_ids"]
         except (ValueError, LookupError, TypeError, RecursionError):
             there = None
         if there != self._listed:
             raise ValueError("it lists other layers")
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Take an object, or raise ValueError where it lists layers twice: keys are of any case to Docker."""
+    names = [key.casefold() for key, _ in pairs]
+    if max(map(names.count, LISTED)) > 1:
+        raise ValueError
+    return dict(pairs)
 
 
 def _padded(size: int) -> int:

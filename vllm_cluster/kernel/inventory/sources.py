@@ -21,6 +21,7 @@ from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import SecretRef
 from vllm_cluster.kernel.inventory.secrets import MAX_BYTES, command_output
 from vllm_cluster.kernel.inventory.validate import validate
+from vllm_cluster.wire.reading import bounded
 
 KEY = "hosts_from"
 # Hosts as the inventory has them, and until when they are lent, in seconds since 1970.
@@ -139,7 +140,7 @@ def command_hosts(words: str, base: Path) -> Source:
         raise InventoryError(str(error)) from None
     printed = _printed(words, base)
     try:
-        found = json.loads(printed)
+        found = json.loads(bounded(printed.encode()))
     except (ValueError, RecursionError):
         raise InventoryError("the command must print JSON: an object of hosts, as hosts has them") from None
     if not isinstance(found, dict):

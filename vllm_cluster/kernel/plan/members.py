@@ -17,7 +17,7 @@ from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.wire.parts import MAX_MEMBERS
-from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.reading import RefusedDocument, bounded, convert
 from vllm_cluster.wire.values import Count, Number, Port, shaped
 
 FORMAT = 1
@@ -104,7 +104,7 @@ class Record:
         if not raw:
             return None, ""
         try:
-            data = json.loads(raw)
+            data = json.loads(bounded(raw))
             if type(data["v"]) is not int or data["v"] != FORMAT:
                 return None, f"it has format {data['v']!r:.20}; this vcluster reads {FORMAT}"
             rows = list(data["members"])[:MAX_MEMBERS]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
-from vllm_cluster.wire.reading import MAX_BYTES, MAX_VALUES, RefusedDocument, document
+from vllm_cluster.wire.reading import MAX_BYTES, MAX_VALUES, RefusedDocument, bounded, document
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -222,7 +222,7 @@ def _event(raw: bytes, most: _Limit) -> Mapping[str, object]:
 
 def _message(raw: bytes) -> str:
     try:
-        found = error_message(json.loads(raw))
+        found = error_message(json.loads(bounded(raw)))
     except (ValueError, RecursionError):
         found = None
     return found or raw.decode("utf-8", "replace").strip()[:500]

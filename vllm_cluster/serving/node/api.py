@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
+from vllm_cluster.wire.reading import bounded
 
 # Metrics have 57 kB an engine. What is parsed takes 20 times as much, where it is a list of empty lists.
 MAX_ANSWER, MAX_PARSED = 16 << 20, 2 << 20
@@ -236,7 +237,7 @@ class Api:
 
 def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(bounded(text.encode()))
     except RecursionError:
         raise ValueError("its answer is nested too deep") from None
 

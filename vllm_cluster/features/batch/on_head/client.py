@@ -18,6 +18,7 @@ from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLi
 from vllm_cluster.features.batch.on_head.room import BEGINNING, AnswerSoFar
 from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
+from vllm_cluster.wire.reading import bounded
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
 IDLE_SECONDS = 2.0
@@ -336,7 +337,7 @@ class NodeApi:
             status, raw = await self._client.get("/v1/models", MAX_MODELS, PROBE_SECONDS)
             if status != OK:
                 return f"HTTP {status}"
-            self.names = frozenset(row["id"] for row in json.loads(raw)["data"])
+            self.names = frozenset(row["id"] for row in json.loads(bounded(raw, MAX_MODELS))["data"])
         except RecursionError:
             return "its list of models is nested too deep"
         except (OSError, asyncio.TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:

@@ -16,9 +16,12 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.wire.listeners import connect_to_own_only
+from vllm_cluster.wire.reading import read
+from vllm_cluster.wire.values import Count
 
 # Lists with an entry for each request: the percentiles are what is kept.
 DROPPED = {"latencies", "queue_times", "input_lens", "output_lens", "start_times"}
@@ -28,6 +31,16 @@ CONTEXT_SECONDS = 10.0
 MAX_MODELS = 1 << 20
 # The process that a folder is of follows.
 FOLDER = "vcluster-bench-"
+
+
+@dataclass(frozen=True)
+class _Model:
+    max_model_len: Count
+
+
+@dataclass(frozen=True)
+class _Models:
+    data: tuple[_Model, ...]
 
 
 def _run_bench(argv: list[str], folder: Path) -> dict[str, object]:
@@ -59,8 +72,8 @@ def context(api: str, key: str) -> int | None:
     server = http.client.HTTPConnection(api.partition("://")[2], timeout=CONTEXT_SECONDS)
     try:
         server.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
-        return int(json.loads(server.getresponse().read(MAX_MODELS))["data"][0]["max_model_len"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):
+        return read(_Models, server.getresponse().read(MAX_MODELS), api, MAX_MODELS).data[0].max_model_len
+    except (OSError, ValueError, LookupError, http.client.HTTPException):
         return None
     finally:
         server.close()

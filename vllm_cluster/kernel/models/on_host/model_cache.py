@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
 from vllm_cluster.wire.inside import beginning, is_inside, open_inside, open_plain
+from vllm_cluster.wire.reading import bounded
 
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
@@ -101,8 +102,9 @@ class ModelFolder:
 
     def manifest(self) -> Manifest:
         """Return the manifest; empty where there is none that can be read."""
-        with suppress(OSError, ValueError, TypeError, LookupError):
-            found = json.loads(beginning(self.root / MANIFESTS / f"{self.commit or 'manifest'}.json", MAX_MANIFEST))
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+            path = self.root / MANIFESTS / f"{self.commit or 'manifest'}.json"
+            found = json.loads(bounded(beginning(path, MAX_MANIFEST), MAX_MANIFEST))
             files = [(path, size, blob, int(when)) for path, size, blob, when in found["files"]]
             if found["v"] == 1 and all(is_file(*row[:3]) for row in files):
                 return files, str(found.get("commit", "")), str(found.get("digest", ""))

@@ -14,6 +14,7 @@ from vllm_cluster.kernel.text import size
 from vllm_cluster.serving.fit.hub.files import ModelFiles, source
 from vllm_cluster.serving.fit.model_config import ModelConfig, model_config
 from vllm_cluster.serving.fit.weights import Share, Weights, dense, shares, spread, summed
+from vllm_cluster.wire.reading import bounded
 from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, files_of, tensors
 
 READ_SECONDS = 120.0
@@ -54,7 +55,7 @@ def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str,
     if data is None:
         return None
     try:
-        found = json.loads(data) if len(data) <= limit else None
+        found = json.loads(bounded(data, limit)) if len(data) <= limit else None
     except (ValueError, RecursionError) as error:
         text = f"{model}: {name} is not complete JSON: {error}"
         raise VclusterError(text[:300], hint="copy or download the model again") from None

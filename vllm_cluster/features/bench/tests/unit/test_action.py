@@ -199,7 +199,14 @@ def test_a_prompt_that_does_not_fit_is_reported_before_anything_runs(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"), [({"data": [{"id": "m", "max_model_len": 4096}]}, 4096), ({"data": [{"id": "m"}]}, None)]
+    ("reply", "found"),
+    [
+        ({"data": [{"id": "m", "max_model_len": 4096}]}, 4096),
+        ({"data": [{"id": "m"}]}, None),
+        ({"data": [{"id": "m", "max_model_len": float("inf")}]}, None),
+        ({"data": [{"id": "m", "max_model_len": 10**400}]}, None),
+        ({"data": [{"id": "m", "max_model_len": 1}], "more": [[]] * 250_000}, None),
+    ],
 )
 def test_the_context_is_that_of_the_servers_list(reply: dict[str, Any], found: int | None) -> None:
     asked: list[str | None] = []

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +24,7 @@ from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.wire.order import Deployment
 
-READY = {"1": {"v": 1, "job": "7", "model": "org/m", "address": "127.0.0.1", "port": 1, "attempt": 1}}
+READY = {"1": job_front.ReadyReplica(1, "7", "org/m", "n1", "127.0.0.1", 1, 1, "completion", 1.0, 1.0)}
 
 
 @pytest.fixture
@@ -53,6 +53,17 @@ def test_clients_are_sent_to_no_front_of_another_user(
     assert json.loads((tmp_path / "ready.json").read_text())["port"] == place[1]
     assert job_front.show(tmp_path, {}, own)
     assert not (tmp_path / "ready.json").exists()
+
+
+# fault: features/slurm/on_host/job_front.py: suppress(OSError, RefusedDocument) → suppress(OSError)
+@pytest.mark.parametrize(
+    "odd", [b"", b"[]", b"{}", b"[" * 10**5, b'{"v": 1, "attempt": {}}', b'"port": 1e999', b"\xff", b" " * (1 << 20)]
+)
+def test_an_odd_file_of_a_replica_leaves_the_others_their_routes(odd: bytes, tmp_path: Path) -> None:
+    """It ended the thread that keeps the routes: no later replica got a request."""
+    (tmp_path / "replica-0.json").write_bytes(odd)
+    (tmp_path / "replica-1.json").write_text(json.dumps(asdict(READY["1"])))
+    assert job_front.ready_replicas(tmp_path) == {"start-1": READY["1"]}
 
 
 class Requeued(LoginNode):
@@ -86,7 +97,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     theirs, here = tmp_path / "theirs", tmp_path / "jobs"
     for folder in (here, theirs, theirs / "attempt-1", tmp_path / "bin"):
         folder.mkdir()
-    (theirs / "ready.json").write_text(json.dumps({**READY["1"], "node": "n1", "since": 1.0, "start_seconds": 1.0}))
+    (theirs / "ready.json").write_text(json.dumps(asdict(READY["1"])))
     (theirs / "key").write_text("sk-theirs")
     (theirs / "attempt-1/rank-0.log").write_text("theirs")
     (here / "7").symlink_to(theirs)
