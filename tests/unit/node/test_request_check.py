@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import struct
 import subprocess
@@ -11,12 +12,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.support.node.world import World, eventually
-from vllm_cluster.serving.node import model_files
+from vllm_cluster.serving.node import model_files, request_check
 
 SERVE = """
 import argparse
@@ -301,21 +303,33 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """A hub with one open and one gated model; what it was sent is kept."""
 
     seen: ClassVar[list[tuple[str, str | None]]] = []
+    listed: ClassVar[str] = ""
+    drips: ClassVar[str] = ""
+    ended: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         """Answer as the hub does."""
         Hub.seen.append((self.path, self.headers["Authorization"]))
+        if Hub.drips:
+            self._drip()
+            return
         files = [{"rfilename": name, "size": 10} for name in ("a.safetensors", "b.safetensors", "pytorch_model.bin")]
         if "org/gone" in self.path:
             self._respond(404, b"")
         elif "/api/models/" in self.path:
-            self._respond(200, json.dumps({"siblings": files}).encode())
+            self._respond(200, (Hub.listed or json.dumps({"siblings": files})).encode())
         elif "org/gated" in self.path:
             self._respond(403, b"")
         else:
             self.send_response(302)
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
+
+    def _drip(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if Hub.drips == "body" else b"a: "))
+        with suppress(OSError):
+            while not Hub.ended.wait(0.02):
+                self.wfile.write(b" ")
 
     def _respond(self, code: int, body: bytes) -> None:
         self.send_response(code)
@@ -335,6 +349,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     Hub.seen.clear()
+    Hub.ended.clear()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -354,6 +369,57 @@ def test_the_hub_is_asked_from_the_node_with_its_token(
     assert "403 without a token" in find_model("org/gated")["problem"]
     assert "has no such model" in find_model("org/gone")["problem"]
     assert find_model("org/open", ask_hub=False)["where"] == "hub"
+
+
+SIZED = '{"siblings": [{"rfilename": "a.safetensors", "size": %s}]}'
+LISTS = {
+    "nested": "[" * 10**5,
+    **{f"size {size:.6}": SIZED % size for size in ("1e999", "-1e999", "NaN", "-5", "true", "[]", "9" * 4000)},
+    **{f"rows {rows}": f'{{"siblings": {rows}}}' for rows in ("5", "[null]", '{"a": 1}')},
+    "many values": f'{{"siblings": [], "x": [{"[]," * 200_000} 0]}}',
+}
+
+
+# fault: serving/node/model_files.py: rows = read(_HubFiles, body or b"{}", "the hub", MAX_LIST).siblings or () → rows = [_HubFile(row["rfilename"], int(row["size"])) for row in json.loads(body or b"{}")["siblings"]]
+@pytest.mark.parametrize("text", LISTS.values(), ids=LISTS)
+def test_a_hub_s_list_of_impossible_rows_counts_nothing(hub: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub, "listed", text)
+    found = find_model("org/open")
+    assert (found["where"], found["weights"], found["missing"]) == ("hub", None, 0)
+
+
+# fault: serving/node/model_files.py: return found.result(HUB_SECONDS) → return found.result()
+@pytest.mark.parametrize("after", ["header", "body"])
+def test_a_hub_that_drips_has_an_end(hub: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time-out of a socket is for each receive; without an answer here, nothing was checked before it was served."""
+    monkeypatch.setattr(Hub, "drips", after)
+    monkeypatch.setattr(model_files, "HUB_SECONDS", 0.3)
+    found = find_model("org/open")
+    Hub.ended.set()
+    assert found["where"] == "nowhere"
+    assert "cannot be asked: timed out" in found["problem"]
+
+
+# fault: serving/node/request_check.py: except Exception as error:  # what a hub → except KeyError as error:  # what a hub
+def test_an_error_over_files_leaves_the_answer_on_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = {"flags": "refused", "problem": "unrecognized arguments: --nope"}
+    question = json.dumps({"model": "org/m", "argv": ["serve", "org/m", "--nope"]})
+
+    def fail(*_: object, **__: object) -> dict[str, object]:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr(request_check, "find_model", fail)
+    monkeypatch.setattr(request_check, "ask", lambda *_: refused)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(question.encode() + b"\n")))
+    assert request_check.check(tmp_path) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["vllm"] == refused
+    assert found["files"] == {
+        "where": "unknown",
+        "problem": "OverflowError: cannot convert float infinity to integer",
+    }
 
 
 def test_a_hub_that_cannot_be_reached_is_a_reason(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -220,3 +220,14 @@ def test_a_file_that_changed_since_the_pull_is_reported() -> None:
     (warning,) = [event for event in events if event.kind == "warning"]
     assert not offline and warning.host == "gpu2"
     assert "model.safetensors has changed since it was pulled; vcluster pull org/model --verify" in warning.text
+
+
+# fault: serving/serve/check.py: return _files(answer["files"]), convert( → return convert(Files, answer["files"], "files"), convert(
+def test_files_that_cannot_be_leave_the_answer_on_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {"flags": "refused", "problem": "unrecognized arguments: --nope"}
+    row = {"v": 1, "files": {"where": "hub", "missing": 10**300}, "vllm": refused}
+    node = SimpleNamespace(run=lambda *_: SimpleNamespace(messages=[row]))
+    monkeypatch.setattr(serve_check, "NodeHandle", lambda *_: node)
+    files, judged = serve_check._ask(cast(Any, None), "lab", {})
+    assert (files.where, judged.problem) == ("unknown", refused["problem"])
+    assert files.problem == "the node's answer: missing must be a number of at most 64 bits"

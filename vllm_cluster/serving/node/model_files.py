@@ -8,20 +8,24 @@ import os
 import re
 import shutil
 import struct
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.wire.inside import beginning, open_plain
 from vllm_cluster.wire.pull import Manifest
-from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.reading import RefusedDocument, bounded, read
 from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, Tensor, files_of, tensors
-from vllm_cluster.wire.values import Url, without_logins
+from vllm_cluster.wire.values import Size, Url, without_logins
 
 HUB_SECONDS = 8.0
-MAX_CONFIG, MAX_MANIFEST = 1 << 20, 64 << 20
+MAX_CONFIG, MAX_MANIFEST, MAX_LIST = 1 << 20, 64 << 20, 16 << 20
 # Rows of tensors that one answer carries; of more there is only the sum of their bytes.
 MAX_TENSORS = 15_000
 MAX_NEAR = 200
@@ -155,7 +159,8 @@ def _is_weights(name: str) -> bool:
 
 def _document(path: Path, limit: int) -> dict[str, object] | None:
     try:
-        found = json.loads(beginning(path, limit))
+        # Not `document`: configs have Infinity.
+        found = json.loads(bounded(beginning(path, limit), limit))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -201,6 +206,17 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
+@dataclass(frozen=True)
+class _HubFile:
+    rfilename: str
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class _HubFiles:
+    siblings: tuple[_HubFile, ...] | None = None
+
+
 def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]:
     """Whether the hub would give the model, and the bytes of its files with weights."""
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
@@ -208,7 +224,7 @@ def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]
     name, at = urllib.parse.quote(model), urllib.parse.quote(revision, safe="")
     try:
         # What is there and its size; then whether we may have it: a gated repository lists its files to everyone.
-        code, body = _get(f"{endpoint}/api/models/{name}/revision/{at}?blobs=true", limit=16 << 20)
+        code, body = _get(f"{endpoint}/api/models/{name}/revision/{at}?blobs=true", limit=MAX_LIST)
         if code == 200:
             code, _ = _get(f"{endpoint}/{name}/resolve/{at}/config.json", limit=0)
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -230,15 +246,32 @@ def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]
 def _listed(body: bytes) -> dict[str, int]:
     """The files with weights that vLLM would download: safetensors where there are any."""
     try:
-        rows = json.loads(body or b"{}").get("siblings") or []
-        sizes = {str(row["rfilename"]): int(row.get("size") or 0) for row in rows}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        rows = read(_HubFiles, body or b"{}", "the hub", MAX_LIST).siblings or ()
+    except RefusedDocument:
         return {}
-    sizes = {name: size for name, size in sizes.items() if "/" not in name and _is_weights(name)}
+    names = ((row.rfilename, row.size or 0) for row in rows)
+    sizes = {name: size for name, size in names if "/" not in name and _is_weights(name)}
     return {name: size for name, size in sizes.items() if name.endswith(".safetensors")} or sizes
 
 
 def _get(url: str, limit: int) -> tuple[int, bytes]:
+    """What a URL answers within the seconds: a time-out of urllib is for each receive, and a hub may drip."""
+    found: Future[tuple[int, bytes]] = Future()
+
+    def ask() -> None:
+        try:
+            found.set_result(_answer(url, limit))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return found.result(HUB_SECONDS)
+    except futures.TimeoutError:
+        raise TimeoutError("timed out") from None
+
+
+def _answer(url: str, limit: int) -> tuple[int, bytes]:
     request = urllib.request.Request(url, headers={"User-Agent": "vcluster"})  # noqa: S310 - of HF_ENDPOINT
     if token := _token():
         request.add_unredirected_header("Authorization", f"Bearer {token}")

@@ -27,7 +27,7 @@ from typing import Any
 from vllm_cluster.serving.node.model_files import find_model, offline
 from vllm_cluster.serving.node.process import Child, secret_environment
 from vllm_cluster.wire.programs import CheckQuestion
-from vllm_cluster.wire.reading import read
+from vllm_cluster.wire.reading import MAX_BYTES, bounded, read
 
 SOCKET = "check.sock"
 ANSWER_SECONDS = 60
@@ -210,8 +210,8 @@ def ask(state: Path, question: CheckQuestion, seconds: float) -> dict[str, objec
             client.connect(path)
             client.sendall(json.dumps(asdict(question)).encode() + b"\n")
             with client.makefile("rb") as file:
-                while line := file.readline():
-                    answer |= json.loads(line)
+                while line := file.readline(MAX_BYTES):
+                    answer |= json.loads(bounded(line))
                     client.settimeout(max(0.1, deadline - time.monotonic()))
     except TimeoutError:
         answer["unchecked"] = f"the image's vLLM has not answered within {seconds:.0f} s"
@@ -234,7 +234,10 @@ def check(state: Path) -> int:
     # As vLLM's own parser reads it: the last of several, or one in the file of --config.
     values = answer.get("values")
     revision = (values.get("revision") if isinstance(values, dict) else None) or question.revision or "main"
-    files = find_model(question.model, revision, ask_hub=question.ask_hub)
+    try:
+        files = find_model(question.model, revision, ask_hub=question.ask_hub)
+    except Exception as error:  # what a hub or a cache holds must not hide what vLLM refuses
+        files = {"where": "unknown", "problem": f"{type(error).__name__}: {error}"[:300]}
     if answer.get("flags") == "accepted" and files["where"] in ("folder", "cache", "hub"):
         answer = ask(state, replace(question, model_here=True), deadline - time.monotonic())
     sys.stdout.write("\n" + json.dumps({"v": 1, "files": files, "vllm": answer}) + "\n")

@@ -248,9 +248,17 @@ def _ask(connection: HostConnection, cluster: str, question: Message) -> tuple[F
     try:
         ended = NodeHandle(connection, cluster).run(check, ASK_SECONDS + 10, question)
         answer = next(row for row in reversed(ended.messages) if row.get("v") == 1)
-        return convert(Files, answer["files"], "files"), convert(Judged, answer["vllm"], "vllm")
+        return _files(answer["files"]), convert(Judged, answer["vllm"], "vllm")
     except ConnectionLost:
         raise
     except (HostError, StopIteration, LookupError, RefusedDocument) as error:
         why = error.detail if isinstance(error, HostError) else "the node gave no answer"
         return Files("unknown"), Judged(unchecked=why)
+
+
+def _files(row: object) -> Files:
+    """What a node found of the model; what it took over from a hub may be wrong where its answer on flags is not."""
+    try:
+        return convert(Files, row, "files")
+    except RefusedDocument as refused:
+        return Files("unknown", f"the node's answer: {refused.field} {refused.why}")
