@@ -11,8 +11,10 @@ from tests.support.depth import FULL
 from tests.support.figures import record
 from tests.support.logs import explained
 from tests.support.rewritten_logs import CHANGES, COPIED_LATER, lost
-from vllm_cluster.kernel.explain.log_line import learn_newest, parse_time
+from vllm_cluster.kernel.explain.diagnosis import diagnose
+from vllm_cluster.kernel.explain.log_line import UNDATED, learn_newest, parse_time
 from vllm_cluster.kernel.explain.prefix import learn, peel, section
+from vllm_cluster.kernel.explain.scan import LogSource, scan
 
 MIN_SAME = 98.0
 # All of them take 16 s of processor time; CI has every eighth.
@@ -112,3 +114,34 @@ def test_the_year_is_that_of_dated_lines_and_not_of_the_file() -> None:
     lines = ["2024-11-21 10:00:00 a", "2024-11-21 10:00:05 b", "INFO 11-21 10:00:01 [x.py:1] c"]
     copied = parse_time("2026-12-01 00:00:00") or 0.0
     assert parse_time(lines[2], learn_newest(lines, copied)) == parse_time("2024-11-21 10:00:01")
+
+
+# fault: kernel/explain/log_line.py: datetime.fromtimestamp(min(at, END_OF_YEARS), UTC) → datetime.fromtimestamp(at, UTC)
+@pytest.mark.parametrize("day", [f"{month:02}-{day:02}" for month in range(1, 13) for day in (1, 15)])
+@pytest.mark.parametrize("newest", [UNDATED, 1.79e9])
+def test_a_date_of_any_year_is_read(day: str, newest: float) -> None:
+    """The path of a request, which any client chooses, may hold it."""
+    request = 'INFO:     10.0.0.9:5 - "GET /v1/models/9999-12-31T23:59:59 HTTP/1.1" 404 Not Found'
+    text = f"ERROR {day} 00:00:00 [x.py:1] RuntimeError: a\n{request}\nERROR {day} 00:00:01 [x.py:1] RuntimeError: b\n"
+    assert diagnose([scan(LogSource("a.log", [(1, text.encode())], newest=newest))]).error_lines
+
+
+# fault: kernel/explain/log_line.py: if at is not None and at <= latest(newest)] → if at is not None]
+def test_a_date_after_the_log_was_written_dates_nothing() -> None:
+    newest = parse_time("2026-11-01 10:00:00")
+    assert newest
+    assert learn_newest(["2030-11-20T00:00:00 x", "INFO 11-20 00:00:00 [x.py:1] a"], newest) == newest
+
+
+# fault: kernel/explain/scan.py: parsed.time > self._latest → parsed.time < 0
+def test_a_date_after_the_log_was_written_hides_no_failure_below_it() -> None:
+    newest = parse_time("2026-11-21 10:10:00")
+    assert newest
+    text = (
+        "INFO 11-21 10:00:00 [api_server.py:1] vLLM API server version 0.11.0\n"
+        "RuntimeError: no answer to 9999-12-31T23:59:59\n"
+        "ERROR 11-21 10:01:00 [x.py:1] RuntimeError: frob\n"
+    )
+    found = scan(LogSource("a.log", [(1, text.encode())], newest=newest))
+    assert [one.time for one in found.trouble if "frob" in one.text] == [newest - 540]
+    assert max(one.time or 0 for one in found.trouble) <= newest

@@ -15,8 +15,8 @@ MAX_LINE = 4096
 DAY = 86400.0
 # The last second of 1970: what has no date is of one year.
 UNDATED = 365 * DAY - 1
-YEAR = 365.25 * DAY
-HALF_YEAR = 182 * DAY
+YEAR, HALF_YEAR = 365.25 * DAY, 182 * DAY
+END_OF_YEARS = 253402300799.0  # the last second that Python has a year for
 NEAR = 31  # days between a dated line and one without a year that it dates
 _HEAD = 400
 # Month, day, hour, minute, second, and the digits of its fraction, if it has any.
@@ -360,13 +360,18 @@ def learn_newest(lines: Iterable[str], newest: float) -> float:
             dated.append(_moment(int(found["y"]), _in_year(found.groupdict())))
         elif bare is None:
             bare = parse_time(head, newest)
-    known = [at for at in dated if at is not None]
+    known = [at for at in dated if at is not None and at <= latest(newest)]
     if not known or bare is None:
         return newest
     apart = [min((at - bare) % YEAR, (bare - at) % YEAR) for at in known]
     nearest = min(range(len(known)), key=apart.__getitem__)
     same = sum(abs(at - known[nearest]) < HALF_YEAR for at in known)
     return known[nearest] + HALF_YEAR if apart[nearest] < (NEAR if same > 1 else 2) * DAY else newest
+
+
+def latest(newest: float) -> float:
+    """The latest date that a log may have which was last written at `newest`: the path of a request may have any."""
+    return END_OF_YEARS if newest == UNDATED else newest + DAY
 
 
 def _in_year(part: Mapping[str, str]) -> _InYear:
@@ -392,4 +397,4 @@ def _midnight(year: int, month: int, day: int) -> float | None:
 
 @lru_cache(64)
 def _year(at: float) -> int:
-    return datetime.fromtimestamp(at, UTC).year
+    return datetime.fromtimestamp(min(at, END_OF_YEARS), UTC).year
