@@ -39,7 +39,7 @@ Traceback (most recent call last):
     assert explained(text.replace(refusal, FROB)).result == "exception"
 
 
-# fault: kernel/explain/stream.py: bool(self.seen.alive and progress.CANCELLED → bool(progress.CANCELLED
+# fault: kernel/explain/progress.py: or (alive and CANCELLED → or (CANCELLED
 # fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or precedes( → return precedes(
 def test_a_cancelled_job_was_asked_to_end() -> None:
     """Slurm gives no reason then; a step that ends with others, and what failed before, stay."""

@@ -17,7 +17,7 @@ INTERRUPT = """\
 LOST = "(Worker_TP1 pid=9) ERROR 05-02 09:11:{:02} [pynccl.py:1] RuntimeError: ncclRemoteError: the other end is gone\n"
 
 
-# fault: kernel/explain/stream.py: elif self._asks(parsed.words) and not self._fails(): → elif False:
+# fault: kernel/explain/stream.py: alive=bool(seen.alive)) and not self._fails(): → alive=False) and False:
 # fault: kernel/explain/weighing.py: if any(log.stopped or log.asked for log in logs) → if any(log.stopped for log in logs)
 def test_lines_after_a_signal_to_end_do_not_count() -> None:
     found = explained(START + ANSWER + SIGNAL + DIED)
@@ -34,7 +34,7 @@ def test_other_hosts_lose_their_connection_after_it() -> None:
     assert found.symptom and found.symptom.failure.slug == "peer-gone"
 
 
-# fault: kernel/explain/stream.py: elif self._asks(parsed.words) and not self._fails(): → elif self._asks(parsed.words):
+# fault: kernel/explain/stream.py: alive=bool(seen.alive)) and not self._fails(): → alive=bool(seen.alive)):
 def test_a_signal_after_a_failure_hides_nothing() -> None:
     # The launcher ends the other ranks, and only then is it written why.
     found = explained(START + ANSWER + DIED.replace("11:10", "11:09") + SIGNAL + LOST.format(10))

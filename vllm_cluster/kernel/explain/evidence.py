@@ -6,6 +6,8 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from sys import getsizeof
 from typing import NamedTuple
 
 from vllm_cluster.kernel.explain.catalogue import LogPattern
@@ -16,6 +18,7 @@ from vllm_cluster.kernel.explain.ranks import Ranks
 
 LAST_TROUBLE = 12
 _NUMBERS = re.compile(r"\d+")
+LINE_BYTES, MATCH_BYTES = 700, 2000  # that are kept of a line and of a sign, beside their texts
 RECENT = 64  # places of one sign, the last ones
 STOPS = 100  # times at which vLLM was stopped by a request
 FORMS, FORM = 256, 56  # errors that are over, and characters by which one is known again
@@ -92,6 +95,14 @@ class SignMatch:
     def number(self) -> int:
         """Of the last line."""
         return self.lines[-1].number if self.lines else self.last.line
+
+
+def held(seen: LogScan, lines: Iterable[ErrorLine]) -> int:
+    """About how many bytes are kept of a log while it is read: of its signs, and of these lines."""
+    hits = [*seen.hits.values(), *seen.before.values(), *seen.past]
+    # Of each line that is kept there is another one at the end, to be shown.
+    texts = (LINE_BYTES + 2 * getsizeof(line.parsed.words) for line in chain(lines, *(hit.lines for hit in hits)))
+    return MATCH_BYTES * len(hits) + sum(texts)
 
 
 @dataclass

@@ -179,3 +179,8 @@ def may_fail(words: str, below: bytes) -> bool:
     if words.startswith('File "') or not _FAILED.search(words.lower()):
         return False
     return not _CALM.search(words) and not (words.endswith(":") and _NONE.match(below))
+
+
+def asks_to_end(words: str, *, alive: bool) -> bool:
+    """Whether vLLM is asked to end by this line; a job is cancelled for many reasons until its server answers."""
+    return any(map(words.__contains__, SIGNALLED)) or (alive and CANCELLED.search(words) is not None)

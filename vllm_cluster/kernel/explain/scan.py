@@ -21,6 +21,7 @@ from vllm_cluster.kernel.explain.log_line import (
     MAX_LINE,
     UNDATED,
     LogLine,
+    latest,
     learn_newest,
     parse_line,
     without_digits,
@@ -32,8 +33,8 @@ from vllm_cluster.kernel.explain.words import ZEROED, DistinctWords, Needle, nee
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
 LEARNT = 64 << 10  # bytes at the beginning of a file that show its prefixes and its year
-# Of all logs of a call: a host takes 4 kB and more, and 300 files of 1000 each took 1.2 GB.
-MAX_STREAMS = 1000
+# Of all logs of a call: of 1000 hosts 300 files took 1.2 GB, one 220 MB. Each takes this much, or what is kept of it.
+MAX_STREAMS, STREAM_BYTES = 512, 32 << 10
 # Each line with a time has this.
 _CLOCK = re.compile(rb":\d\d:\d\d")
 # A line break is found faster than the beginning of a line.
@@ -70,9 +71,9 @@ class LogSource:
 
 @dataclass
 class HostRoom:
-    """How many further hosts are judged by themselves; what others write counts as the first one's."""
+    """What may be kept of further hosts, in bytes: once it is used up, what they write counts as the first one's."""
 
-    left: int = MAX_STREAMS
+    left: int = MAX_STREAMS * STREAM_BYTES
 
 
 def scan_all(sources: Iterable[LogSource], tick: Callable[[int], None] = lambda _: None) -> list[LogScan]:
@@ -264,9 +265,11 @@ class _LogFile:
 
     def __init__(self, source: LogSource, newest: float, names: frozenset[str], seen: LogScan, room: HostRoom) -> None:
         self._source, self._newest, self._names, self._first = source, newest, names, seen
+        self._latest = latest(source.newest)
         self._room, self._steady = room, without_digits(names)
         self._sections: list[tuple[int, str]] = [(0, "")]  # where the last ones begin
         self._streams: dict[str, HostStream] = {}
+        self._taken: dict[str, int] = {}  # of the room, by each further one
         self._last = (0, b"")  # the last piece, with the number of its first line
 
     def read(self, number: int, part: bytes) -> None:
@@ -285,7 +288,7 @@ class _LogFile:
                 passed = bisect_left(answers, nearby.start, key=itemgetter(1))
                 self._answered(part, answers[:passed])
                 del answers[:passed]
-            parsed = parse_line(raw, self._newest, self._names, single=nearby.single)
+            parsed = self._parse(raw, single=nearby.single)
             self._note(parsed, at).take(at, parsed, nearby)
         self._answered(part, answers)
         self._settle(number, part)
@@ -324,6 +327,8 @@ class _LogFile:
             stream.answered(stream.place(line, parsed, time))
 
     def _stream(self, parsed: LogLine, line: int) -> HostStream:
+        if self._streams and self._room.left < STREAM_BYTES:
+            return next(iter(self._streams.values()))
         name = "" if self._source.host else parsed.host or self._section(line)
         return self._streams.get(name) or self._new_stream(name)
 
@@ -334,21 +339,27 @@ class _LogFile:
     def _new_stream(self, name: str) -> HostStream:
         seen = self._first
         if self._streams:
-            if not self._room.left:
-                return next(iter(self._streams.values()))
-            self._room.left -= 1
+            self._take(name, STREAM_BYTES)
             seen = LogScan(self._source.name)
             self._first.streams.append(seen)
         seen.host = self._source.host or name
         return self._streams.setdefault(name, HostStream(seen, self._names))
+
+    def _take(self, name: str, size: int) -> None:
+        """Count what is kept of a further host."""
+        size, before = max(size, STREAM_BYTES), self._taken.get(name, 0)
+        self._taken[name] = size
+        self._room.left -= size - before
 
     def _settle(self, number: int, part: bytes) -> None:
         """After a piece: its last line, and of each host the last signs of progress."""
         last, line = self._at(number, part, len(part.rstrip()))
         above = self._above(part, len(part.rstrip()))
         self._first.last = self._stream(last, line).place(line, last, above.time if above else None)
-        for stream in self._streams.values():
-            stream.settle()
+        first, *further = self._streams.items()
+        first[1].settle()
+        for name, stream in further:
+            self._take(name, stream.settle(few=self._room.left < STREAM_BYTES))
         # Each mark that is not there costs a search through the whole piece.
         marks = _PROGRESS if any(stream.waiting for stream in self._streams.values()) else ()
         for at in sorted(at for mark in marks if (at := part.rfind(mark)) >= 0):
@@ -362,11 +373,16 @@ class _LogFile:
     def _parsed(self, part: bytes, at: int) -> LogLine:
         start = part.rfind(b"\n", 0, at) + 1
         raw = part[start : start + MAX_LINE].split(b"\n", 1)[0]
-        return parse_line(raw, self._newest, self._names)
+        return self._parse(raw)
+
+    def _parse(self, raw: bytes, *, single: bool = False) -> LogLine:
+        parsed = parse_line(raw, self._newest, self._names, single=single)
+        late = parsed.time is not None and parsed.time > self._latest
+        return parsed._replace(time=None, dated=False) if late else parsed
 
     def _above(self, part: bytes, at: int) -> LogLine | None:
         """The nearest line above that has a time."""
         start = part.rfind(b"\n", 0, at) + 1
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        lines = (parse_line(raw, self._newest, self._names) for raw in above if _CLOCK.search(raw))
+        lines = (self._parse(raw) for raw in above if _CLOCK.search(raw))
         return next((line for line in lines if line.time is not None), None)

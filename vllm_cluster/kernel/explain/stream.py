@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
 from vllm_cluster.kernel.explain.communicators import connected, warned
-from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch
+from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch, held
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
     SHOWN,
@@ -142,7 +142,7 @@ class HostStream:
             seen.follows = seen.follows or progress.HEADLESS.search(parsed.words) is not None
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self.place(number, parsed)
-        elif self._asks(parsed.words) and not self._fails():
+        elif progress.asks_to_end(parsed.words, alive=bool(seen.alive)) and not self._fails():
             seen.asked = seen.asked or self.place(number, parsed)
         elif seen.alive and (progress.STEP_ABORTED.match(parsed.words) or progress.STEP_CANCELLED.search(parsed.words)):
             if (first := self._slurm.step(self.place(number, parsed))) and not self._fails():
@@ -152,11 +152,6 @@ class HostStream:
                 seen.endings.setdefault(parsed.who[:WHO], self.place(number, parsed))
         elif not self._foreign and any(mark in parsed.words for mark in progress.GROUP_START):
             self._forget(group=True)
-
-    def _asks(self, words: str) -> bool:
-        """Whether vLLM is asked to end by this line; a job is cancelled for many reasons until its server answers."""
-        signalled = any(map(words.__contains__, progress.SIGNALLED))
-        return signalled or bool(self.seen.alive and progress.CANCELLED.search(words))
 
     def _fails(self) -> bool:
         """Whether anything has failed since the server last answered."""
@@ -281,9 +276,14 @@ class HostStream:
         for number, parsed in () if self._fails() or self.seen.quiet or self.seen.murmurs else lines:
             self._strange(ErrorLine(number, parsed, self._time))
 
-    def settle(self) -> None:
-        """Let a piece go that was read: of what is near an exception only as much as may be shown is kept."""
+    def settle(self, *, few: bool = False) -> int:
+        """Let a piece go that was read, and with `few` all but two exceptions; about how many bytes are kept."""
+        if few:
+            del self._raised[1:-1]
+            self._raised_words = {line.parsed.words for line, *_ in self._raised}
         self._raised = [(line, nearby.alone(), root) for line, nearby, root in self._raised]
+        lines = [*self._trouble, *(line for line, *_ in self._raised)]
+        return held(self.seen, lines) + sum(len(nearby.part) for _, nearby, _ in self._raised)
 
     def finish(self) -> None:
         """Complete what was kept as it was read: the last places of signs and of trouble, and exceptions."""
