@@ -197,7 +197,7 @@ def test_no_secret_is_in_a_bundle(up: tuple[World, Inventory], tmp_path: Path, m
     whole = json.dumps(found)
     for secret in (*FORMS, *secrets):
         assert secret not in whole
-    assert "Insufficient space in /dev/shm" in found["gpu1/docker.log"]
+    assert "Insufficient space in /dev/shm" in found["gpu1/logs/docker.log"]
     assert json.loads(found["explain.json"])["failure"] == "shm-small"
     environment = json.loads(found["gpu1/inspect.json"])["Config"]["Env"]
     assert {entry.split("=", 1)[1] for entry in environment} == {"[redacted]"}

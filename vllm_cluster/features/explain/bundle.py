@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import tarfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -55,6 +57,7 @@ SSH_SECONDS = 5
 MAX_SECRETS = 128
 # The bytes of all, and of one host's: each is kept in several forms.
 ALL_SECRETS, HOST_SECRETS = 2 << 20, 256 << 10
+_NOT_IN_NAMES, MAX_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+"), 120
 # Of this machine's own runs; the last one is this run.
 MAX_CALL_LOGS = 5
 
@@ -193,8 +196,8 @@ def _files(
     for name, host in hosts.items():
         yield f"{name}/facts.json", _json(_facts(host.facts, inventory.image))
         yield f"{name}/inspect.json", _json(host.inspected)
-        for log in host.logs:
-            yield f"{name}/{_safe(log.name) or 'log'}", _text(log)
+        for file, log in _named(host.logs):
+            yield f"{name}/logs/{file}", _text(log)
 
 
 def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
@@ -283,6 +286,18 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
                 raise
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="vcluster explain --bundle FILE") from None
+
+
+def _named(logs: Iterable[Log]) -> Iterator[tuple[str, Log]]:
+    """Each log with the name of its file, none twice: a host names it, and a `/` or a `\\` would lead elsewhere."""
+    taken = set[str]()
+    for log in logs:
+        flat = _NOT_IN_NAMES.sub("_", log.name)[:MAX_FILE_NAME].strip("._-") or "log"
+        name = next(
+            one for one in chain([flat], (f"{flat}-{n}" for n in itertools.count(2))) if one.lower() not in taken
+        )
+        taken.add(name.lower())
+        yield name, log
 
 
 def _safe(name: str) -> str:
