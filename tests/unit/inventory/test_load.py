@@ -233,7 +233,9 @@ def test_an_inventory_of_another_user_where_all_may_write_must_be_named(foreign:
 # fault: kernel/inventory/find.py: None if _is_own(inside, path.parent) else → None if _seen(inside) else
 # fault: kernel/inventory/find.py: not any(map(_others, way)) → not _others(path)
 @pytest.mark.parametrize("own", ["nothing", "the file", "all"])
-def test_no_remedy_names_an_inventory_of_another_user(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_remedy_names_an_inventory_of_another_user(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pasted, it had their ProxyCommand run; it was named without the reason."""
     here = tmp_path / "scratch" / "project"
     (here / "sandbox").mkdir(parents=True)

@@ -16,7 +16,8 @@ MAX_TEXT, MAX_NUMBER = 4096, 1 << 63
 # Rows of one kind: a host with 250 pods has as many interfaces, and listens on some hundred ports.
 MAX_ROWS = 8192
 # What a driver, an adapter or a daemon calls itself may become a part of a remedy: no shell gives its characters a
-# meaning, as ! of a line before, and none is a whole remedy. Paths and names of people's own are quoted where they are words of a command.
+# meaning, not even the history of one at a prompt, and none is a whole remedy. Paths and names of people's own are
+# quoted where they are words of a command.
 _PLAIN = ("nics.", "hcas.", "gids.", "gpus.", "docker.", "details.", "machine_id", "architecture", "boot_id")
 _FREE = frozenset({"docker.data_root", "docker.problem", "docker.missing_cdi_paths", "gpus.processes.name"})
 _FREE_DETAILS = (

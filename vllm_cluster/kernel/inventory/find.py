@@ -151,7 +151,11 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
-            missing = None if _is_own(inside, path.parent) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
+            missing = (
+                None
+                if _is_own(inside, path.parent)
+                else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
+            )
             # As it may have been typed: a dot is the current folder.
             typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
             meant = {key: value for word in typed for key, value in _instead(word, inside).items()}
