@@ -13,7 +13,7 @@ from tests.support import pasted, world
 from tests.support.paths import FIXTURES
 from vllm_cluster.kernel.checks.registry import check_all
 from vllm_cluster.kernel.facts.bounds import bounded
-from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.host_facts import Hca, HostFacts
 from vllm_cluster.kernel.facts.parse import facts
 
 FACTS = (FIXTURES / "facts" / "h200-x2-host.txt").read_text()
@@ -46,6 +46,10 @@ def put(value: Any, path: tuple[Any, ...], text: str) -> Any:
     return (put(value[0], tuple(rest), text), *value[1:])
 
 
+# An adapter that has no address for RoCE: the remedy names its interface.
+ETHERNET = Hca("mlx5_0", 1, "4: ACTIVE", "Ethernet", "200 Gb/sec", ("/dev/infiniband/uverbs0",), ("ens1",))
+
+
 # fault: kernel/facts/bounds.py: words(value).translate(_OF_SHELLS) if _is_plain(field) else words(value) → words(value)
 @pytest.mark.promise("P46")
 def test_no_remedy_runs_a_word_of_a_hosts_facts(tmp_path: Path) -> None:
@@ -55,11 +59,12 @@ def test_no_remedy_runs_a_word_of_a_hosts_facts(tmp_path: Path) -> None:
     honest = {name: facts(name, FACTS, deep=True) for name in inventory.hosts}
     second = FACTS.replace("580.159.04", "570.1")
     lines, tried = set[str](), 0
+    both = (honest["gpu1"], replace(honest["gpu1"], hcas=(ETHERNET,), gids=()))
     # Its name is the inventory's.
-    for path in (path for path in places(honest["gpu1"]) if path != ("host",)):
+    for base, path in ((one, path) for one in both for path in places(one) if path != ("host",)):
         for word in WORDS:
             try:
-                forged: HostFacts = bounded(put(honest["gpu1"], path, word))
+                forged: HostFacts = bounded(put(base, path, word))
             except ValueError:
                 continue
             tried += 1

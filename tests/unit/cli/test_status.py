@@ -293,8 +293,8 @@ WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"], "gpu2": ["me@gpu2"]}
     ("remedy", "lines"),
     [
         (
-            "on gpu1: sudo usermod -aG docker $USER, then log in again",
-            ["ssh -t -F 'a b' -p 22 me@10.0.0.1 'sudo usermod -aG docker $USER'", "then log in again"],
+            'on gpu1: sudo usermod -aG docker "$USER", then log in again',
+            ["ssh -t -F 'a b' -p 22 me@10.0.0.1 'sudo usermod -aG docker \"$USER\"'", "then log in again"],
         ),
         (
             "on gpu1, if it is unused: docker rm -f ray_head; or set another name in cluster",

@@ -137,7 +137,7 @@ def test_docker_that_answers_to_sudo_alone_is_reported_as_that(tmp_path: Path, s
     found = engine_problem(machine.facts(deep=False))
     assert found is not None
     assert found.code == "docker-forbidden"
-    assert found.fix == "on gpu1: sudo usermod -aG docker $USER, then log in again"
+    assert found.fix == 'on gpu1: sudo usermod -aG docker "$USER", then log in again'
     only = "this user may use Docker only with sudo"
     assert found.message == (only if sudo and "version" in sudo else "this user may not use Docker")
 

@@ -101,10 +101,11 @@ class JobRequest:
     @property
     def words(self) -> tuple[str, ...]:
         """The same as options of `vcluster slurm`."""
-        own = {"--nodes": str(self.nodes or ""), "--gpus": self.gpus, "--time": self.time, "--image": self.image}
-        own |= {"--container": self.container} if self.image else {}
-        own |= {"--replicas": str(self.replicas)} if self.replicas > 1 else {}
-        words = [word for name, value in own.items() if value for word in (Option(name), value)]
+        own = {Option("--nodes"): str(self.nodes or ""), Option("--gpus"): self.gpus, Option("--time"): self.time}
+        own |= {Option("--image"): self.image} if self.image else {}
+        own |= {Option("--container"): self.container} if self.image else {}
+        own |= {Option("--replicas"): str(self.replicas)} if self.replicas > 1 else {}
+        words = [word for option, value in own.items() if value for word in (option, value)]
         return (*words, *(word for one in self.others.items() for word in (Option("--sbatch"), "=".join(one))))
 
     @property

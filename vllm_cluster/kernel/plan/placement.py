@@ -217,10 +217,10 @@ def serve_command(
     # No value is an option: a command line of other people may have chosen it.
     words = ["vcluster", *verb, deployment.model]
     words += [Option("--name"), deployment.name] if deployment.name != deployment.model else []
-    several = (("--dp", deployment.dp), ("--replicas", deployment.replicas))
-    degrees = (("--tp", deployment.tp), ("--pp", deployment.pp), *((name, n if n > 1 else 0) for name, n in several))
-    for option, number in degrees:
-        words += [Option(option), str(number)] if layout and number else []
+    several = ((Option("--dp"), deployment.dp), (Option("--replicas"), deployment.replicas))
+    degrees = ((Option("--tp"), deployment.tp), (Option("--pp"), deployment.pp))
+    for option, number in (*degrees, *((option, number) for option, number in several if number > 1)):
+        words += [option, str(number)] if layout and number else []
     words += [Option("--ep")] if deployment.expert_parallel else []
     words += [Option("--backend"), deployment.backend] if deployment.backend else []
     if hosts := [names.get(host, host) for host in deployment.hosts]:
