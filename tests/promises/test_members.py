@@ -102,7 +102,7 @@ def test_a_former_host_behind_a_black_hole_is_cleaned_by_hand_and_forgotten(sand
             assert refused.code == 4, refused.err
             assert f"gpu2: Ray still reports its node at {address};" in refused.err
             assert took < 60
-            (look,) = set(re.findall(r"look first, on gpu2: (docker .*?); remove there ", refused.err))
+            (look,) = set(re.findall(r"look first, on gpu2: (sh -c .*?), then remove there ", refused.err))
             assert {*re.findall(r" id (\w+), head", root(sandbox, "gpu2", look))} == {status(sandbox, alone)["id"]}
             alone.write_text(f"{alone.read_text()}id: {status(sandbox, alone)['id']}\n")
             named = sandbox.vcluster("plan", inventory=alone).err

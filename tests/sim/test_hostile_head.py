@@ -109,7 +109,7 @@ def test_no_line_to_paste_removes_by_an_id_that_the_head_alone_claims(verb: lab.
         trust(world)
         world.machines["gpu3"].reachable = False
         told = report(lab.run(world, MINE, verb))
-        assert "look first, on gpu3: docker ps -a --filter=label=io.vcluster.cluster=lab " in told
+        assert "look first, on gpu3: sh -c 'docker ps -a --filter=label=io.vcluster.cluster=lab " in told
         assert claimed not in told and "xargs" not in told and "docker rm" not in told
     record("P47", f"sim: {verb.__name__} where a head claims the id of another team", "no line to paste has it", True)
 

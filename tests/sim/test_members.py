@@ -237,7 +237,9 @@ def test_another_machine_on_the_way_to_a_member_that_left_is_not_taken_for_it(ve
         told = "\n".join([event.text for event in outcome.events] + [str(outcome.error)])
         assert "another machine answers at gpu3: its machine id is machine-4, not machine-3" in told
         assert there.box("vcluster-lab")
-        assert "If gpu3 was of this cluster, look first, on gpu3: docker ps -a --filter=label=io.vcluster." in told
+        assert (
+            "If gpu3 was of this cluster, look first, on gpu3: sh -c 'docker ps -a --filter=label=io.vcluster." in told
+        )
         if verb is lab.do_down:
             assert isinstance(outcome.error, HostError)
         else:
@@ -358,7 +360,9 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
         # By the id too: another cluster of this name may be there.
         mine = f"--filter=label=io.vcluster.cluster=lab --filter=label=io.vcluster.id={identity_of(gone)}"
         nodes = f"docker ps -aq {mine} --filter=name=vcluster-lab | xargs -r docker rm -f"
-        assert warned and f"{nodes}; docker volume ls -q {mine} | xargs -r docker volume rm" in warned[0]
+        both = f"{nodes}; docker volume ls -q {mine} | xargs -r docker volume rm"
+        # One word: pasted with its sentence, what is behind the pipe runs nowhere.
+        assert warned and f"by hand, on gpu3: sh -c '{both}'" in warned[0]
         assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False, "gpu3": True}
         missed = World.again(world.snapshot())
         gone.reachable = True
@@ -453,7 +457,7 @@ def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
         assert isinstance(outcome.error, Unreachable), outcome.story()
         assert "gpu3: Ray still reports its node at 10.0.0.3" in outcome.error.message
-        assert "on gpu3: docker ps -a --filter=label=io.vcluster.cluster=lab " in str(outcome.error.hint)
+        assert "on gpu3: sh -c 'docker ps -a --filter=label=io.vcluster.cluster=lab " in str(outcome.error.hint)
         assert "xargs" not in str(outcome.error.hint)
         seconds = outcome.seconds
         gone.reachable = True
@@ -475,7 +479,7 @@ def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> No
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
         assert isinstance(outcome.error, HostError), outcome.story()
         assert "Ray reports a node at 10.0.0.3, which is not in the inventory" in outcome.error.message
-        assert "on 10.0.0.3: docker ps -a --filter=label=io.vcluster.cluster=lab " in str(outcome.error.hint)
+        assert "on 10.0.0.3: sh -c 'docker ps -a --filter=label=io.vcluster.cluster=lab " in str(outcome.error.hint)
     assert GONE_SECONDS < outcome.seconds < GONE_SECONDS + 10
 
 

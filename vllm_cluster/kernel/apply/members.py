@@ -259,22 +259,22 @@ def by_hand(inventory: Inventory, host: str) -> str:
     """
     cluster = inventory.cluster
     if inventory.id is None:
-        return f"If {host} was of this cluster, look first, on {host}: {look_by_hand(cluster)}"
+        return f"If {host} was of this cluster, look first, {look_by_hand(cluster, host)}"
     labels = [_label(CLUSTER, cluster), _label(ID, inventory.id)]
     nodes = command_line("docker", "ps", Option("-aq"), *labels, Option(f"--filter=name={node_name(cluster)}"))
     volumes = command_line("docker", "volume", "ls", Option("-q"), *labels)
     both = f"{nodes} | xargs -r docker rm -f; {volumes} | xargs -r docker volume rm"
-    return f"If {host} was of this cluster, by hand, on {host}: {both}"
+    # One word: what is behind a pipe runs where the line is pasted.
+    return f"If {host} was of this cluster, by hand, {command_line('sh', Option('-c'), both, on=host)}"
 
 
-def look_by_hand(cluster: str, on: str = "") -> str:
+def look_by_hand(cluster: str, on: str) -> str:
     """The commands that show what a host has of clusters of a name, each with its id and the address of its head."""
     label, of = _label(CLUSTER, cluster), f'id {{{{.Label "{ID}"}}}}, head {{{{.Label "{HEAD_ADDRESS}"}}}}'
-    nodes = command_line(
-        "docker", "ps", Option("-a"), label, Option(f"--format={{{{.Names}}}}: {{{{.Status}}}}, {of}"), on=on
-    )
+    nodes = command_line("docker", "ps", Option("-a"), label, Option(f"--format={{{{.Names}}}}: {{{{.Status}}}}, {of}"))
     volumes = command_line("docker", "volume", "ls", label, Option(f"--format={{{{.Name}}}}: {of}"))
-    return f"{nodes}; {volumes}; remove there what has the id and the head of this cluster"
+    both = command_line("sh", Option("-c"), f"{nodes}; {volumes}", on=on)
+    return f"{both}, then remove there what has the id and the head of this cluster"
 
 
 def _label(key: str, value: str) -> Option:

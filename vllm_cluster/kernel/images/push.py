@@ -261,8 +261,10 @@ class ImageSource:
 
     def _refused(self, why: str) -> HostError:
         """That the source gave what Docker is not to see, which may be no fault of who made the image."""
-        save = command_line("docker", "save", self._stored.name)
-        hint = f"{WITHOUT_SOURCE}\nOr, if you trust it, on {self.connection.name}: {save} | ssh HOST docker load"
+        name, save = self.connection.name, command_line("docker", "save", self._stored.name)
+        # One word: what is behind a pipe runs where the line is pasted.
+        by_hand = command_line("sh", Option("-c"), f"{save} | ssh HOST docker load", on=name)
+        hint = f"{WITHOUT_SOURCE}\nif you trust {name}:\n{by_hand}"
         return HostError(self.connection.name, f"has an image that is not passed on: {why}", hint=hint)
 
     def _given(self, stream: Stream, due: Deadline, most: int) -> bytes:

@@ -17,7 +17,7 @@ _ON = re.compile(r"on ([^:]+): (.+)")
 # A remedy that begins with another word is a sentence.
 _PROGRAMS = (
     *("chronyc", "cp", "docker", "du", "echo", "ibstat", "ip", "journalctl", "ls", "mkdir", "nvidia-smi", "ps", "rm"),
-    *("hostnamectl", "ss", "stat", "sudo", "tail", "timedatectl"),
+    *("hostnamectl", "sh", "ss", "stat", "sudo", "tail", "timedatectl"),
 )
 _COMMAND = re.compile(rf"(then |or )?((?:{'|'.join(_PROGRAMS)})\b.*)")
 # Where the command ends and a sentence, or another command, begins; what is quoted belongs to the command.

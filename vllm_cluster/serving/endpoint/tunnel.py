@@ -206,7 +206,7 @@ class Passage:
             ConnectionLost: the connection broke.
         """
         if not self.answers:
-            emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
+            emit(Event("warning", "no API answers yet: no model is ready there; see vcluster status", self._head.name))
         while not ended():
             self._head.runtime.clock.sleep(POLL_SECONDS)
             try:

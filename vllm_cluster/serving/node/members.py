@@ -57,7 +57,7 @@ class HeadMembers:
         if not names or found.run == self._known:
             return ""
         self._known = found.run
-        return f"{found.by} makes the node of {', '.join(names)} again (vcluster up)"
+        return f"{found.by} makes the node of {', '.join(names)} again by vcluster up"
 
 
 def _same(one: str, other: str) -> bool:

@@ -196,7 +196,7 @@ def test_a_source_whose_layer_would_fill_the_receivers_disk_is_named_and_not_ask
     digest = hashlib.sha256(packed).hexdigest()
     assert f"gpu1: image push: has an image that is not passed on: {digest}: it is packed" in str(outcome.error)
     assert isinstance(outcome.error, HostError) and outcome.error.again is None
-    by_hand = f"\nOr, if you trust it, on gpu1: docker save {OTHER} | ssh HOST docker load"
+    by_hand = f"\nif you trust gpu1:\non gpu1: sh -c 'docker save {OTHER} | ssh HOST docker load'"
     assert outcome.error.hint == f"pull the image on each host{by_hand}"
     assert not loaded and world.machines["gpu2"].picture(OTHER) is None
     record("P47", "sim: a host gives a layer that unpacks without limit", "refused before Docker has it whole", True)
