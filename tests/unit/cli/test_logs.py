@@ -162,20 +162,24 @@ def test_a_host_itself_is_reached_by_the_ssh_of_this_machine(
     assert (became[0], became[became.index("gpu2") + 1 :]) == ("ssh", behind)
 
 
+# fault: features/exec/verb.py: "COMMAND") if command else ()) → *command))
 @pytest.mark.parametrize(
     ("typed", "meant"), [("gpu3", "gpu1"), ("gpu01", "gpu1"), ("gup2", "gpu2"), ("gqu", "gpu1"), ("x", "gpu1")]
 )
 def test_a_host_that_is_not_there_has_a_call_that_can_be_pasted(typed: str, meant: str) -> None:
-    """gpu3 is not a misspelt gpu2: where no host is near, the first one shows how it is written."""
+    """gpu3 is not a misspelt gpu2: where no host is near, the first one shows how it is written.
+
+    Without the command, which nothing would ask about: it was for another host.
+    """
     error = _no_host(typed, ["nvidia-smi", "-L"], ("gpu1", "gpu2"))
     assert error.message == f"no host {typed}: there are gpu1, gpu2"
-    assert error.hint == f"vcluster exec {meant} -- nvidia-smi -L"
+    assert error.hint == f"vcluster exec {meant} -- COMMAND"
     assert _no_host("gpu3", [], ("login", "gpu2")).hint == "vcluster exec login"
-    assert _no_host("nvidia-smi", [], ("gpu1", "gpu2")).hint == "vcluster exec --head -- nvidia-smi"
+    assert _no_host("nvidia-smi", [], ("gpu1", "gpu2")).hint == "vcluster exec --head -- COMMAND"
 
 
 # fault: kernel/assess.py: if len(near) < len(unknown): → if False:
-# fault: kernel/terminal/edge.py: for word in meant if word not in CONSENT → for word in meant
+# fault: kernel/terminal/typed.py: if not {name, typed[0]} & {*CONSENT} for → for
 @pytest.mark.parametrize(
     ("typed", "line"),
     [

@@ -18,6 +18,7 @@ from vllm_cluster.features.sandbox.verb import SANDBOX
 from vllm_cluster.features.slurm.feature import SLURM
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal import edge, words
+from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
 
 INVENTORY = "version: 1\ncluster: lab\nimage: a/b:c\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS, "slurm": SLURM}
@@ -61,6 +62,38 @@ def test_common_options_go_behind_the_verb(given: str, meant: str) -> None:
 def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -> None:
     done = run(*where.format("missing.yaml").split(), cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: missing.yaml: no such file")
+
+
+# fault: kernel/terminal/typed.py: if not {name, typed[0]} & {*CONSENT} for → for
+# fault: kernel/terminal/typed.py: if not {name, typed[0]} & {*CONSENT} for → if name not in CONSENT for
+# fault: kernel/terminal/typed.py: *INVENTORY, "-q", "-v") → *INVENTORY)
+# fault: kernel/terminal/words.py: return guessed("vcluster", near, *rest) if → return " ".join(["vcluster", near, *rest]) if
+# fault: kernel/terminal/words.py: hint=f"{guessed(*path.split(), *words)}\n → hint=f"{path} {' '.join(words)}\n
+# fault: kernel/terminal/program.py: hint = guessed(*ctx.command_path.split(), near, *args[1:]) → hint = " ".join((ctx.command_path, near, *args[1:]))
+# fault: kernel/terminal/removed.py: return guessed("vcluster", *_verb_of(line).split(), *made) → return " ".join(["vcluster", *_verb_of(line).split(), *made])
+@pytest.mark.spans
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("dwn --yes", "vcluster down"),
+        ("dwn -vyi x", "vcluster down -v -i x"),
+        ("sop m -y", "vcluster stop m"),
+        ("modles rm m --yes", "vcluster models rm m"),
+        ("models remove m -y", "vcluster models --help"),
+        ("slurm stp 4 --yes", "vcluster slurm stop 4"),
+        ("up --yes --force", "vcluster up --former\nvcluster up --help"),
+        ("down -i x --ye", "vcluster down -i x\nvcluster down --help"),
+        ("status --yes --watsh", "vcluster status --help"),
+        ("serve -y M --foo", "vcluster serve M -- --foo"),
+        ("rollback --drain 5m --yes", "vcluster rollback"),
+    ],
+)
+def test_no_consent_is_given_to_a_guess(typed: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dwn --yes` was offered as `vcluster down --yes`: it was consent to another call."""
+    monkeypatch.setattr(SETTINGS, "known", Known())
+    found = call(*typed.split())
+    assert isinstance(found, UsageError)
+    assert found.hint == fix
 
 
 # fault: kernel/terminal/words.py: if not others: → if others or own:
@@ -188,8 +221,8 @@ def test_files_that_cannot_be_are_a_wrong_call(
             "vcluster endpoint --close\nvcluster endpoint --env",
         ),
         ("exec --all", "--all needs a command", "vcluster exec --all -- nvidia-smi"),
-        ("exec --all --ssh -- ls", "--all and --ssh exclude each other", "vcluster exec --all -- ls"),
-        ("exec gpu1 --head -- ls", "gpu1 and --head exclude each other", "vcluster exec gpu1 -- ls"),
+        ("exec --all --ssh -- ls", "--all and --ssh exclude each other", "vcluster exec --all -- COMMAND"),
+        ("exec gpu1 --head -- ls", "gpu1 and --head exclude each other", "vcluster exec gpu1 -- COMMAND"),
     ],
 )
 def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tmp_path: Path) -> None:

@@ -65,14 +65,12 @@ def exec_(
 
 def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, everywhere: bool, by_ssh: bool) -> None:
     """Refuse a call that names no place, several, or all without a command."""
-    behind = ["--", *command] if command else []
     if not (host or head or everywhere):
-        raise UsageError("missing HOST", hint=command_line("vcluster", "exec", Option("--head"), *typed_words(behind)))
+        raise UsageError("missing HOST", hint=_at(Option("--head"), command))
     given = [host, "--head" if head else None, "--all" if everywhere else None, "--ssh" if by_ssh else None]
     places = [name for name in given if name and (name != "--ssh" or everywhere)]
     if len(places) > 1:
-        hint = command_line("vcluster", "exec", *typed_words(places[:1]), *typed_words(behind))
-        raise UsageError(f"{' and '.join(places)} exclude each other", hint=hint)
+        raise UsageError(f"{' and '.join(places)} exclude each other", hint=_at(typed_words(places)[0], command))
     if everywhere and not command:
         raise UsageError("--all needs a command", hint="vcluster exec --all -- nvidia-smi")
 
@@ -83,10 +81,14 @@ def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> Usage
 
     # What is like no host's name is a command whose host was left out.
     is_command = not command and not any(like(word, host) for host in hosts)
-    behind = [word] if is_command else command
     place = Option("--head") if is_command else nearest(word, hosts) or hosts[0]
-    hint = command_line("vcluster", "exec", place, *([Option("--"), *typed_words(behind)] if behind else []))
+    hint = _at(place, [word] if is_command else command)
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
+
+
+def _at(place: str, command: Sequence[str]) -> str:
+    """The call at a place that may be meant: nothing is asked before a command runs, so a person types that again."""
+    return command_line("vcluster", "exec", place, *((Option("--"), "COMMAND") if command else ()))
 
 
 def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:

@@ -13,13 +13,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import command_line, typed_words
 from vllm_cluster.kernel.terminal import help as text
 from vllm_cluster.kernel.terminal import removed, words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.options import Color, Quiet, Verbose
 from vllm_cluster.kernel.terminal.output import out, with_ends
 from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
+from vllm_cluster.kernel.terminal.typed import guessed
 from vllm_cluster.kernel.terminal.values import convert
 from vllm_cluster.kernel.terminal.verb import Verb
 
@@ -124,7 +124,7 @@ class Verbs(TyperGroup):
         if self.words_of_default and args and not ctx.resilient_parsing and args[0] not in (*self.verbs, "help"):
             # A misspelt verb is not meant for the default one, which would do something else with it.
             if near := words.misspelt(args[0], self.verbs) if args[0].isalpha() else "":
-                hint = command_line(*ctx.command_path.split(), near, *typed_words(args[1:]))
+                hint = guessed(*ctx.command_path.split(), near, *args[1:])
                 raise UsageError(f"{ctx.command_path} has no verb {words.quote_word(args[0])}", hint=hint)
             alone = len(args) == 1 and args[0] in ctx.help_option_names
             return _parse(super().parse_args, ctx, args if alone else [self.default, *args])

@@ -10,6 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
+from vllm_cluster.kernel.terminal.typed import guessed
 
 _ASK = {"complete": "vcluster complete PROMPT", "chat": "vcluster chat PROMPT", "batch": "vcluster batch IN -o OUT"}
 # Options that are fields of the request under their own names.
@@ -171,7 +172,7 @@ def as_typed(line: str, name: str, typed: Sequence[str], bare: Container[str] = 
         if takes and not value:
             return line
         made += [_filled(part, value) for pair in new for part in pair]
-    return command_line("vcluster", *_verb_of(line).split(), *typed_words(made)) if made else line
+    return guessed("vcluster", *_verb_of(line).split(), *made) if made else line
 
 
 def _filled(part: str, value: str) -> str:

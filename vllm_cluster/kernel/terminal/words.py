@@ -7,8 +7,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal import help, removed
+from vllm_cluster.kernel.terminal.typed import guessed
 from vllm_cluster.kernel.text import printable
 
 # Options with a value that every verb takes, before it and behind it.
@@ -59,7 +60,7 @@ def meant(word: str, verbs: Iterable[str], rest: Sequence[str]) -> str:
     if lowered in MEANINGS:
         return MEANINGS[lowered]
     near = _nearest(lowered, verbs, 0.7)
-    return command_line("vcluster", near, *typed_words(rest)) if near else ""
+    return guessed("vcluster", near, *rest) if near else ""
 
 
 def misspelt(word: str, verbs: Iterable[str]) -> str:
@@ -84,9 +85,7 @@ def unknown_option(called: Called, given: Sequence[str], option: str) -> UsageEr
     if not near:
         return UsageError(what, hint=f"{path} --help")
     words = [near + word.removeprefix(option) if word.partition("=")[0] == option else word for word in given]
-    return UsageError(
-        f"{what} (did you mean {near}?)", hint=f"{command_line(*path.split(), *typed_words(words))}\n{path} --help"
-    )
+    return UsageError(f"{what} (did you mean {near}?)", hint=f"{guessed(*path.split(), *words)}\n{path} --help")
 
 
 def ensure_dashes(called: Called, values: Mapping[str, Words], given: Sequence[str], *, for_vllm: bool) -> None:
@@ -125,15 +124,15 @@ def ensure_dashes(called: Called, values: Mapping[str, Words], given: Sequence[s
         at = own.index(others[0]) if others[0] in own else len(own)
         own, others = own[:at], own[at:]
     rule = "flags of vLLM come" if for_vllm else "a command comes"
-    line = command_line(*path.split(), *typed_words(own), Option("--"), *typed_words([*others, *given[end + 1 :]]))
+    line = guessed(*path.split(), *own, "--", *others, *given[end + 1 :])
     text = f"{error.message}: {rule} after --"
     if named_at := [place for place in range(len(others)) if _names_inventory(others[place:])]:
         first = named_at[0]
         size = 1 if "=" in others[first] else 2
         text += f"; {others[first]} before it names the inventory, behind it it is the command's"
         mine, behind = others[first : first + size], [*others[:first], *others[first + size :]]
-        served = [*typed_words([*own, *mine]), Option("--"), *typed_words([*behind, *given[end + 1 :]])]
-        line = f"{command_line(*path.split(), *served)}\n{line}"
+        served = guessed(*path.split(), *own, *mine, "--", *behind, *given[end + 1 :])
+        line = f"{served}\n{line}"
     raise UsageError(text, hint=line)
 
 
