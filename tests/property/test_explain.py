@@ -16,6 +16,7 @@ from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
 from vllm_cluster.kernel.explain.scan import LogSource, candidate_lines, scan
 from vllm_cluster.kernel.explain.signs import classify
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.serving.explain.render import explain_document, show_explained
 
@@ -42,14 +43,14 @@ def judged(logs: list[bytes]) -> Diagnosis:
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
 def test_any_bytes(logs: list[bytes]) -> None:
-    explain_document(judged(logs), {})
+    explain_document(judged(logs), {}, Pasted)
 
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from([*LINES, *NEEDLES]) | st.binary(max_size=60), max_size=40), max_size=4))
 def test_any_mix_of_lines(logs: list[list[bytes]]) -> None:
     found = judged([b"".join(lines) for lines in logs])
-    show_explained(found, color="never")
+    show_explained(found, Pasted, color="never")
     assert (found.result == "explained") == (found.cause is not None)
     assert found.result != "nothing" or not found.error_lines
 

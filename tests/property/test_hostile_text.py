@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal import errors, events, printable
 from vllm_cluster.serving.status.render import show_status
 from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
@@ -27,11 +28,11 @@ def test_no_text_from_elsewhere_steers_a_terminal() -> None:
         plain = printable.plain(said)
         assert harmless(plain) and max(map(len, plain.split("\n"))) <= printable.MAX_LINE + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
-        assert harmless(shown_by(lambda: errors.write_error(error, as_json=False, color="never")))
+        assert harmless(shown_by(lambda: errors.write_error(error, Pasted, as_json=False, color="never")))
         assert harmless(shown_by(lambda: events.LineRenderer(1).show(Event("progress", said, "gpu1"))))
         for line in (
             shown_by(lambda: events.json_lines(Event("note", said, "gpu1"))),
-            shown_by(lambda: errors.write_error(error, as_json=True, color="never")),
+            shown_by(lambda: errors.write_error(error, Pasted, as_json=True, color="never")),
         ):
             assert line.isascii() and "\x1b" not in line and line.count("\n") == 1
             assert json.loads(line)["event"] in ("note", "error")
@@ -51,7 +52,9 @@ def test_no_text_from_elsewhere_steers_a_table() -> None:
     @given(any_text)
     def check(said: str) -> None:
         row = HostStatus("gpu1", "10.0.0.1", said, said, said, 2, 2, said, said, 3.0)
-        shown = shown_by(lambda: show_status(ClusterStatus("lab", None, False, (row,), None, ()), color="never"))
+        shown = shown_by(
+            lambda: show_status(ClusterStatus("lab", None, False, (row,), None, ()), Pasted, color="never")
+        )
         assert harmless(shown)
 
     with recorded("P23", "any text through the table of status", some.max_examples):

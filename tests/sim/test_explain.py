@@ -26,6 +26,7 @@ from vllm_cluster.kernel.hosts import reach
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.cluster.up import began
 from vllm_cluster.serving.explain import explain
@@ -319,7 +320,7 @@ def test_a_killed_rank_is_named_with_its_host(up: tuple[World, Inventory], capsy
         life.fail(world, world.machines["gpu1"], head, 0, f"vLLM ended with exit code 0: {words}")
         world.clock.sleep(0.1)
         found = lab.run(world, inventory, EXPLAIN).value
-    show_explained(found.verdict, color="never")
+    show_explained(found.verdict, Pasted, color="never")
     shown = capsys.readouterr().out
     assert "ranks:   rank 3 ended on gpu2\n" in shown
     assert [line.removeprefix("look:").strip() for line in shown.splitlines() if line.startswith("look:")] == [
@@ -341,7 +342,7 @@ def test_a_request_that_was_rolled_back_is_explained_first(
         failed = lab.run(world, inventory, partial(lab.do_serve, model="no/such"))
         assert failed.error is not None
         found = lab.run(world, inventory, EXPLAIN).value
-    show_explained(found.verdict, color="never", request=found.request)
+    show_explained(found.verdict, Pasted, color="never", request=found.request)
     first, *more = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"The last request that failed \(\d\d:\d\d \S+, no/such\): no such model", first)
     assert any("gpu1:request no/such:1: OSError: no such model" in " ".join(line.split()) for line in more), more
@@ -405,7 +406,7 @@ def test_a_node_that_does_not_run_is_named_before_what_others_write_of_it(
         box.state, box.exit_code = "exited", 137
         world.clock.sleep(60)
         found = lab.run(world, inventory, EXPLAIN).value
-    show_explained(found.verdict, color="never")
+    show_explained(found.verdict, Pasted, color="never")
     first, second, *more = capsys.readouterr().out.splitlines()
     assert first.endswith("the container of a node does not run (vcluster explain node-stopped)")
     assert second.split()[:6] == ["status:1:", "gpu2:", "the", "node", "is", "stopped:"]
@@ -434,7 +435,7 @@ def test_a_host_that_is_off_is_the_cause_of_what_the_others_write(
         world.clock.sleep(1)
         found = lab.run(world, inventory, EXPLAIN).value
     assert (found.verdict.result, found.verdict.cause.failure.slug) == ("explained", "host-unreachable")
-    show_explained(found.verdict, color="never")
+    show_explained(found.verdict, Pasted, color="never")
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("The host is off, or its network is")
     assert second.split() == ["ssh:1:", "gpu2:", "no", "answer"]

@@ -16,6 +16,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal.output import MARK
 from vllm_cluster.serving.explain import explain
 from vllm_cluster.serving.explain.render import explain_document, show_explained
@@ -348,8 +349,8 @@ def test_restarts_by_vcluster_itself_are_in_the_history_and_in_explain(
     assert re.search(rf"vcluster +ready again after 61 s +restart org/a: {stalled}\n", shown)
     explained = lab.run(world, INVENTORY, lambda i, emit, runtime: explain.of_cluster(i, emit, runtime=runtime)).value
     assert [one.failure for one in explained.restarts] == [one.failure for one in found[2:]]
-    validate(["explain"], json.dumps(explain_document(explained.verdict, {}, None, explained.restarts)))
-    show_explained(explained.verdict, color="never", restarts=explained.restarts)
+    validate(["explain"], json.dumps(explain_document(explained.verdict, {}, Pasted, None, explained.restarts)))
+    show_explained(explained.verdict, Pasted, color="never", restarts=explained.restarts)
     assert re.search(f"^restarted by vcluster at .*: {stalled}; ready again after 61 s$", capsys.readouterr().out, re.M)
     assert serve(world, "org/b").error is None
     later = lab.run(world, INVENTORY, lambda i, emit, runtime: explain.of_cluster(i, emit, runtime=runtime)).value

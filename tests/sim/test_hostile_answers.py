@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -109,16 +109,20 @@ class Ran:
     seconds: float
 
 
-def run(line: str, folder: Path, forger: Forger) -> Ran:
-    """Type a line, in a world of its own."""
+def run(line: str, folder: Path, forger: Forger, more: Sequence[str] = (), state: str = "running") -> Ran:
+    """Type a line with these words more, in a world of its own in which the second node has a state."""
     world = World.again(served())
+    (node,) = (box for box in world.machines["gpu2"].boxes.values() if box.name == "vcluster-lab")
+    node.state = state
     world.batches = [BATCH]
     world.answers = {host: {"files": CHECKED[line], "vllm": {}} for host in MINE.hosts if line in CHECKED}
     began = time.monotonic()
     with lab.inside(world), forging(forger):
         assert world.runtime
         with patch.dict(vars(SYSTEM), vars(replace(world.runtime, run="0123abcd"))):
-            done = in_process.run(*line.split(), cwd=folder, XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder))
+            done = in_process.run(
+                *line.split(), *more, cwd=folder, XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder)
+            )
     return Ran(done.returncode, done.stdout, done.stderr, forger, world, time.monotonic() - began)
 
 
@@ -316,6 +320,65 @@ def test_a_model_that_was_meant_is_a_name(hosts: tuple[str, ...], name: str, mea
     fixes = [line for line in ran.err.splitlines() if line.startswith("fix: vcluster serve")]
     assert (ran.code, fixes) == (3, [f"fix: vcluster serve {meant}"] if meant else []), ran.err
     assert "did you mean -" not in ran.err
+
+
+# What only shows, or asks in vain, with what is refused: each has lines to paste.
+MORE = (
+    "check", "check --json", "explain --json", "logs", "logs --json", "stop", "stop --json", "rollback 77",
+    "down --json", "up --json", "up --forget gpu9 --yes", "stop nosuch", "exec gpu9 -- true", "fit org/model",
+    "fit org/model --json", "serve org/model --hosts gpu1 --tp 9", "serve org/model --replicas 9 --yes --json",
+    "status --history --json", "serve --dry-run --from serve.sh", "serve --dry-run --json --from serve.sh",
+    "plan --jsn", "dwn --yes",
+)  # fmt: skip
+
+
+def calls_without_inventory(shown: str) -> list[str]:
+    """The calls in what was printed that are of the inventory of the folder where they are pasted."""
+    names = "|".join(name for name, verb in VERBS.items() if verb.inventory)
+    lines = []
+    for line in shown.split("\n"):
+        try:
+            lines += list(texts_of(json.loads(line)))
+        except ValueError:
+            lines.append(line)
+    calls = [call for line in lines for call in re.split(rf"\b(?=vcluster (?:{names})\b)", line)[1:]]
+    # What the catalogue has of a failure is of no cluster, and an error names the verb that it is of.
+    other = re.compile(r".* -i \S*other\.yaml|.* --help|vcluster explain [a-z-]+\)|vcluster \w+ has no ")
+    return [call for call in calls if not other.match(call)]
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """The lines of each text in a JSON document."""
+    if isinstance(value, str):
+        yield from value.split("\n")
+    for within in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts_of(within)
+
+
+# fault: kernel/terminal/session.py: return replace(event, text=edge.with_inventory(event.text, self._path)) → return event
+# fault: features/logs/verb.py: event = session.advising(event) → pass
+# fault: features/check/render.py: "fix": paste(one.fix), → "fix": one.fix,
+# fault: serving/explain/render.py: "look": None if cause else fix, → "look": None if cause else failure.fix,
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["running", "exited", "paused"])
+def test_each_printed_call_has_the_inventory_of_its_own(state: str, tmp_path: Path) -> None:
+    """Here is another cluster's: `explain -i other.yaml` had printed `vcluster up`, which would change that one."""
+    folder = prepared(tmp_path / "work")
+    content = json.loads((folder / "inventory.yaml").read_text())
+    (folder / "other.yaml").write_text(json.dumps(content))
+    (folder / "inventory.yaml").write_text(json.dumps({**content, "cluster": "production"}))
+    (folder / "serve.sh").write_text("vllm serve org/model --max-model-len 5\n")
+    served()
+    found, shown = dict[str, list[str]](), 0
+    with known():
+        for line in (*LINES, *MORE):
+            behind, words = ("--", *line.partition(" -- ")[2].split()), line.partition(" -- ")[0]
+            ran = run(words, folder, Forger(), ("-i", "other.yaml", *(behind if " -- " in line else ())), state)
+            assert "internal error" not in ran.out + ran.err, f"{line}: {ran.err}"
+            found[line] = calls_without_inventory(ran.out + "\n" + ran.err)
+            shown += (ran.out + ran.err).count("other.yaml")
+    assert {line: calls for line, calls in found.items() if calls} == {}
+    assert shown > 10
 
 
 def shared(folder: Path) -> Iterator[Found]:

@@ -18,6 +18,7 @@ from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, Vcluster
 from vllm_cluster.kernel.images.supply import PULL_SECONDS
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.spec import FORMAT_LABEL, VERSION
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal.session import Session
 
 
@@ -98,7 +99,7 @@ def test_one_of_eight_fails(stage: str) -> None:
         broken = lab.run(world, inventory, lab.do_up, first(STAGES[stage], Fault.ERROR, "gpu5"))
         error = failure(broken)
         assert error.exit_code == (4 if stage == "connect" else 1)
-        document = json.loads(json.dumps(error.as_json()))
+        document = json.loads(json.dumps(error.as_json(Pasted)))
         states = {host: row["state"] for host, row in document["hosts"].items()}
         assert states == {**dict.fromkeys(inventory.hosts, "ok"), "gpu5": "failed"}
         assert document["hosts"]["gpu5"]["message"].startswith("gpu5: ")

@@ -18,6 +18,7 @@ from vllm_cluster.features.logs.action import show_logs
 from vllm_cluster.features.logs.lines import Line, LogRequest
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.serving.cluster.up import Planned
 from vllm_cluster.serving.status import history
 from vllm_cluster.serving.status.render import serving_lines, status_document
@@ -106,10 +107,10 @@ def test_one_that_fails_is_named_until_it_is_back(served: tuple[World, Outcome])
     assert "replica 0 (2 of gpu1): ready" in shown
     assert "replica 1 (2 of gpu2): backoff" in shown
     assert WHY in shown
-    validate(["status"], json.dumps(status_document(found)))
+    validate(["status"], json.dumps(status_document(found, Pasted)))
     view = View(world.clock.now, found)
     assert "org/model: degraded: 1 of 2 replicas" in line(view)
-    assert "replica 1 (2 of gpu2): backoff" in "\n".join(text for text, _ in picture(view, 80, 24))
+    assert "replica 1 (2 of gpu2): backoff" in "\n".join(text for text, _ in picture(view, 80, 24, Pasted))
     assert [(one.host, one.replica, one.text) for one in lines_of(world, 1)] == [
         ("gpu2", 1, f"(EngineCore pid=41) {WHY}"),
     ]

@@ -17,6 +17,7 @@ from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.serving.status.render import show_status, status_document
 from vllm_cluster.serving.status.status import ClusterStatus
 
@@ -86,8 +87,8 @@ def test_what_is_served_is_unknown_while_the_heads_node_program_is_stopped(capsy
         head.life["stopped"] = True
         world.clock.sleep(60)
         found = seen(world)
-    assert (found.served, found.ready, status_document(found)["served"]) == (None, False, None)
-    show_status(found, color="never")
+    assert (found.served, found.ready, status_document(found, Pasted)["served"]) == (None, False, None)
+    show_status(found, Pasted, color="never")
     out = capsys.readouterr().out
     assert "No model is being served" not in out
     assert "served model: unknown: the node program has not written its status for " in out

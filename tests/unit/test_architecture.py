@@ -325,7 +325,7 @@ ALWAYS = {
 }
 # And, with typer, what a verb, its help and completion wait for.
 PARSER = {"cli.app", *(f"kernel.terminal.{name}" for name in ("options", "program", "removed", "settings", "values"))}
-PARSER |= {"kernel.terminal.words"}
+PARSER |= {"kernel.terminal.typed", "kernel.terminal.words"}
 # And of a verb that takes an inventory.
 SESSION = {"kernel.terminal.session", "kernel.inventory"}
 SESSION |= {f"kernel.inventory.{name}" for name in ("find", "problems", "words")}
@@ -521,7 +521,7 @@ TYPED = (
     # What is behind `--` is vLLM's; before it a deployment has names alone.
     "kernel/plan/placement.py",
     "serving/serve/serve.py",
-    *(f"kernel/terminal/{name}.py" for name in ("edge", "program", "removed", "words")),
+    *(f"kernel/terminal/{name}.py" for name in ("edge", "removed", "typed")),
     *(f"kernel/transport/{name}.py" for name in ("command_line", "connect_errors", "ssh_config")),
 )
 
@@ -598,6 +598,52 @@ def test_only_a_literal_is_an_option_of_a_printed_command() -> None:
 )
 def test_an_option_that_is_not_marked_is_found(source: str, lines: list[int]) -> None:
     assert unmarked(ast.parse(source)) == lines
+
+
+# Where lines are made that act on the inventory of the call: by a session, and of a call that has none yet.
+PASTED = ("kernel/shell_line.py", "kernel/terminal/edge.py", "kernel/terminal/session.py")
+
+
+def pasted(tree: ast.AST) -> list[int]:
+    """The lines of a file that make a text one to paste, called or handed on."""
+    annotations = [
+        each
+        for node in ast.walk(tree)
+        for each in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if each is not None
+    ]
+    typed = {id(name) for each in annotations for name in ast.walk(each)}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name) and node.id == "Pasted" and id(node) not in typed)
+        or (isinstance(node, ast.Attribute) and node.attr == "Pasted")
+        or (isinstance(node, ast.alias) and node.name == "Pasted" and node.asname)
+    ]
+
+
+# fault: serving/status/render.py: _fixes(paste(fix)) → _fixes(Pasted(fix))
+# fault: serving/explain/render.py: tuple(map(paste, fixes)) → tuple(map(Pasted, fixes))
+def test_a_line_to_paste_has_the_inventory_of_its_call() -> None:
+    """`explain -i other.yaml` had printed `vcluster up`, which is of the cluster of this folder."""
+    paths = [path for path in MODULES if PACKAGE in path.parents and room(path) not in PASTED]
+    found = {room(path): pasted(ast.parse(path.read_text())) for path in paths}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('to_paste("fix: ", Pasted(fix))', [1]),
+        ("show_status(found, Pasted)", [1]),
+        ("shell_line.Pasted(fix)", [1]),
+        ("from vllm_cluster.kernel.shell_line import Pasted as Line", [1]),
+        ("from vllm_cluster.kernel.shell_line import Pasted", []),
+        ("def show(line: Pasted, *more: Pasted) -> tuple[Pasted, ...]: ...", []),
+    ],
+)
+def test_a_line_to_paste_that_is_made_elsewhere_is_found(source: str, lines: list[int]) -> None:
+    assert pasted(ast.parse(source)) == lines
 
 
 def written(tree: ast.AST) -> list[int]:

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
-from vllm_cluster.kernel.shell_line import unbroken
+from vllm_cluster.kernel.shell_line import Paste, unbroken
 from vllm_cluster.kernel.text import by_hosts
 
 
@@ -75,11 +75,11 @@ class VclusterError(Exception):
         self.hosts = tuple(hosts)
         return self
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self, paste: Paste) -> dict[str, object]:
         """The error as the fields of an event, with a row for every host that is known of."""
         hosts = dict.fromkeys((*self.hosts, *self.failures)) if self.failures else {}
-        rows = {host: _row(self.failures.get(host)) for host in hosts}
-        return {**self.words(), **({"hosts": rows} if rows else {})}
+        rows = {host: _row(self.failures.get(host), paste) for host in hosts}
+        return {**self.words(), "fix": paste(self.hint or "").each, **({"hosts": rows} if rows else {})}
 
     def words(self) -> dict[str, object]:
         """The fields of this error alone."""
@@ -294,8 +294,10 @@ def combine(failures: Mapping[str, VclusterError]) -> VclusterError:
     return next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
 
 
-def _row(failure: VclusterError | None) -> dict[str, object]:
-    return {"state": "ok"} if failure is None else {"state": "failed", **failure.words()}
+def _row(failure: VclusterError | None, paste: Paste) -> dict[str, object]:
+    if failure is None:
+        return {"state": "ok"}
+    return {"state": "failed", **failure.words(), "fix": paste(failure.hint or "").each}
 
 
 class Locked(VclusterError):

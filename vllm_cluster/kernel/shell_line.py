@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.text import printable
@@ -39,6 +39,18 @@ class Variable:
 
     begin: str
     name: str
+
+
+class Pasted(str):
+    """Lines to paste: they act on the inventory of this call. `Session.paste` makes them, and none else."""
+
+    @property
+    def each(self) -> list[Pasted]:
+        """Its lines. Not by splitlines, which also cuts where text from elsewhere may have it."""
+        return [Pasted(line) for line in self.split("\n") if line]
+
+
+Paste = Callable[[str], Pasted]
 
 
 class Option(str):

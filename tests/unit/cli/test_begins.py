@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.modules import MODULES, nodes, room
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal import output
 from vllm_cluster.kernel.terminal.labels import unlabelled
 from vllm_cluster.kernel.terminal.table import table
@@ -141,7 +142,7 @@ def test_what_a_terminal_would_break_continues_behind_a_mark(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys, "stderr", written := Terminal())
     output.err(output.BOLD, "error:", output.PLAIN, f" {text}")
-    output.err(output.BOLD, output.to_paste("fix:", ""), output.PLAIN, output.to_paste(" ", "vcluster up " * 30))
+    output.err(output.BOLD, output.Style("fix:"), output.PLAIN, output.to_paste(" ", Pasted("vcluster up " * 30)))
     first, *more, remedy = (
         written.getvalue().replace(output.BOLD, "").replace(output.PLAIN, "").rstrip("\n").split("\n")
     )

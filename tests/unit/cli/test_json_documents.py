@@ -30,6 +30,7 @@ from vllm_cluster.kernel.errors import FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.parse import facts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal import errors, events
 from vllm_cluster.kernel.terminal.plan import plan_document
 from vllm_cluster.kernel.terminal.session import Session
@@ -74,7 +75,7 @@ def written(outcome: Outcome, capsys: Capture) -> str:
     for event in outcome.events:
         events.json_lines(event)
     if isinstance(outcome.error, VclusterError):
-        errors.write_error(outcome.error, as_json=True, color="never")
+        errors.write_error(outcome.error, Pasted, as_json=True, color="never")
     return capsys.readouterr().out
 
 
@@ -113,7 +114,7 @@ def test_what_goes_wrong(serving: tuple[World, Inventory], verb: lab.Verb, fault
 
 def test_the_error_of_several_hosts(capsys: Capture) -> None:
     broken = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": VclusterError("b: no")})
-    errors.write_error(broken.with_hosts(["a", "b", "c"]), as_json=True, color="never")
+    errors.write_error(broken.with_hosts(["a", "b", "c"]), Pasted, as_json=True, color="never")
     validate(["up"], capsys.readouterr().out)
 
 
@@ -148,7 +149,7 @@ def test_states(case: str, serving: tuple[World, Inventory]) -> None:
         made = make.world((2, 2))
     with lab.inside(made):
         seen = lab.run(made, inventory, lab.do_status)
-    validate(["status"], json.dumps(status_document(seen.value), default=str))
+    validate(["status"], json.dumps(status_document(seen.value, Pasted), default=str))
 
 
 @pytest.mark.parametrize("name", ["h200-x2-host.txt", "sandbox-host.txt"])
@@ -159,7 +160,7 @@ def test_facts_of_real_hosts(name: str) -> None:
     inventory = world.inventory()
     report = CheckReport(check_all(inventory, found), unseen(inventory, found), tuple(found), 1.5)
     assert report.findings
-    validate(["check"], json.dumps(report_document(report)))
+    validate(["check"], json.dumps(report_document(report, Pasted)))
 
 
 def test_what_all_ranks_did_together() -> None:
@@ -167,17 +168,17 @@ def test_what_all_ranks_did_together() -> None:
     tried = allreduce.AllReduceReport(
         (), (AllReduceTime(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected_gb_per_s=400.0
     )
-    validate(["check"], json.dumps(report_document(CheckReport((), (), ("gpu1",), 9.0, tried))))
+    validate(["check"], json.dumps(report_document(CheckReport((), (), ("gpu1",), 9.0, tried), Pasted)))
 
 
 @pytest.mark.parametrize("path", [*PRODUCED, *HEALTHY], ids=lambda path: path.stem)
 def test_documents_of_logs(path: Any) -> None:
     lost = {"gpu2": Unreachable("gpu2", "no answer")}
-    validate(["explain"], json.dumps(explain_document(explained(path.read_bytes()), lost)))
+    validate(["explain"], json.dumps(explain_document(explained(path.read_bytes()), lost, Pasted)))
 
 
 def test_the_endpoint(capsys: Capture) -> None:
-    show_endpoint(Endpoint("org/model", "127.0.0.1", "gpu1", 8000), None, as_json=True)
+    show_endpoint(Endpoint("org/model", "127.0.0.1", "gpu1", 8000), None, Pasted, as_json=True)
     validate(["serve"], capsys.readouterr().out)
 
 
@@ -191,7 +192,7 @@ def without(key: str) -> Callable[[dict[str, Any]], object]:
 def test_a_schema_refuses_what_it_does_not_know(
     serving: tuple[World, Inventory], spoil: Callable[[dict[str, Any]], object]
 ) -> None:
-    document = status_document(lab.run(*serving, lab.do_status).value)
+    document = status_document(lab.run(*serving, lab.do_status).value, Pasted)
     json_schemas.validate(["status"], json.dumps(document))
     spoil(document)
     with pytest.raises(AssertionError, match="status --json"):

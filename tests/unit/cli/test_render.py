@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.desired import desired
 from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, Stage
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal import errors, events
 from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
 from vllm_cluster.kernel.terminal.printable import plain
@@ -282,11 +284,11 @@ def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.Captu
 
 def test_errors_show_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
-    errors.write_error(error, as_json=False, color="never")
+    errors.write_error(error, Pasted, as_json=False, color="never")
     assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"
-    errors.write_error(HostError("a", "x\nfix: touch x\r  fix: y"), as_json=False, color="never")
+    errors.write_error(HostError("a", "x\nfix: touch x\r  fix: y"), Pasted, as_json=False, color="never")
     assert capsys.readouterr().err == 'error: a: x\n  | "fix": touch x\n  |   "fix": y\n'
-    errors.write_error(error, as_json=True, color="never")
+    errors.write_error(error, Pasted, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["code"]) == (4, "unreachable")
     assert (row["code"], row["fix"]) == ("hosts-failed", ["start sshd"])
@@ -307,12 +309,20 @@ def test_one_cause_on_several_hosts_is_one_line() -> None:
     error = FleetError({**same, "gpu2": Unreachable("gpu2", "timed out"), "gpu4": VclusterError("broken")})
     assert error.message == "gpu1, gpu3: no route to host\ngpu2: timed out\nbroken"
     assert error.hint == "start it"
-    assert {host: row["message"] for host, row in error.as_json()["hosts"].items()} == {  # type: ignore[attr-defined]
+    assert {host: row["message"] for host, row in error.as_json(Pasted)["hosts"].items()} == {  # type: ignore[attr-defined]
         "gpu1": "gpu1: no route to host",
         "gpu3": "gpu3: no route to host",
         "gpu2": "gpu2: timed out",
         "gpu4": "broken",
     }
+
+
+# fault: kernel/errors.py: **failure.words(), "fix": paste(failure.hint or "").each} → **failure.words()}
+# fault: kernel/errors.py: "fix": paste(self.hint or "").each, **( → **(
+def test_each_remedy_of_a_document_is_one_to_paste() -> None:
+    error = FleetError({name: Unreachable(name, "no answer", hint="vcluster up") for name in ("gpu1", "gpu2")})
+    found: dict[str, Any] = error.as_json(lambda text: Pasted(f"{text} -i a.yaml"))
+    assert [found["fix"], *(row["fix"] for row in found["hosts"].values())] == [["vcluster up -i a.yaml"]] * 3
 
 
 def test_mixed_failures_are_failures() -> None:
@@ -404,7 +414,7 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
 def test_serve_ends_with_what_works_here_and_then_with_where_it_answers(
     endpoint: Endpoint, begin: str, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_endpoint(endpoint, Path("lab.yaml"), as_json=False)
+    show_endpoint(endpoint, Path("lab.yaml"), Pasted, as_json=False)
     ask, clients, last = capsys.readouterr().out.splitlines()
     assert last == where
     assert ask == "ask:     vcluster complete Hello -i lab.yaml"
@@ -414,5 +424,5 @@ def test_serve_ends_with_what_works_here_and_then_with_where_it_answers(
 # fault: serving/endpoint/render.py: if endpoint.several else [] → if False else []
 def test_where_several_are_served_the_line_that_asks_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Without it another model answers: the one that was ready first."""
-    show_endpoint(Endpoint("m", "127.0.0.1", "gpu1", 8000, several=True), Path("lab.yaml"), as_json=False)
+    show_endpoint(Endpoint("m", "127.0.0.1", "gpu1", 8000, several=True), Path("lab.yaml"), Pasted, as_json=False)
     assert capsys.readouterr().out.splitlines()[0] == "ask:     vcluster complete Hello --set 'model=m' -i lab.yaml"

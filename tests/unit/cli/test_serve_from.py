@@ -72,6 +72,16 @@ def test_a_dry_run_shows_the_translation_and_asks_for_nothing(asked: list[Deploy
     assert "the same: vcluster serve org/moe --name moe --tp 2 --pp 1 --ep -- --max-model-len 4096" in done.stdout
 
 
+# fault: serving/translate/render.py: shell_line(redact_words(found.flags)) → shell_line(found.flags)
+def test_what_is_handed_on_is_shown_without_secrets(asked: list[Deployment]) -> None:
+    """Word by word: of a line a quote could go with the secret, and the rest of a word become a command."""
+    line = "vllm serve org/m --hf-token hf_abcdefghijklmnopqrstuvwxyz012345 --max-model-len 5"
+    done = CliRunner().invoke(app, ["serve", "--from", line, "--dry-run"])
+    shown = [text for text in done.stdout.splitlines() if text.startswith(("for vLLM", "the same"))]
+    assert (done.exit_code, len(shown), asked) == (0, 2, [])
+    assert all("--max-model-len 5" in text and "hf_abc" not in text for text in shown), shown
+
+
 def test_json_has_what_became_of_each_word(asked: list[Deployment]) -> None:
     done = CliRunner().invoke(app, ["serve", "--from", f"VLLM_X=1 VLLM_Y=2 {LINE}", "--json"])
     first = json.loads(done.stdout.splitlines()[0])

@@ -20,6 +20,7 @@ from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import Finding, merged
 from vllm_cluster.kernel.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Unreachable, VclusterError
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal import table
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.paste import pasteable
@@ -58,7 +59,7 @@ def shown(found: ClusterStatus, capsys: Capture, width: int | None, monkeypatch:
     """What is written at this width; None: to a pipe."""
     if width:
         monkeypatch.setattr("vllm_cluster.serving.status.render.columns", lambda: width)
-    show_status(found, color="never", verbosity=v)
+    show_status(found, Pasted, color="never", verbosity=v)
     return capsys.readouterr().out
 
 
@@ -86,12 +87,14 @@ def test_the_table_fits_its_terminal_and_breaks_no_cell(
 def test_a_failed_start_names_the_command_that_explains_it(phase: str, named: int, capsys: Capture) -> None:
     failure = ServeFailure(1.0, "it died", ())
     found = cluster(GOOD, serve=served(phase, first_failure=failure, failure=failure))
-    show_status(found, color="never", paste=lambda fix: f"{fix} -i a.yaml")
+    show_status(found, lambda fix: Pasted(f"{fix} -i a.yaml"), color="never")
     assert capsys.readouterr().out.count("  fix: vcluster explain -i a.yaml\n") == named
 
 
 def test_the_document_has_remedies_to_paste() -> None:
-    document: dict[str, Any] = status_document(cluster(GOOD, BAD), lambda fix: f"{fix} -i a.yaml" if fix else "")
+    document: dict[str, Any] = status_document(
+        cluster(GOOD, BAD), lambda fix: Pasted(f"{fix} -i a.yaml" if fix else "")
+    )
     assert [host["fix"] for host in document["hosts"]] == ["", "ssh gpu2 -i a.yaml"]
 
 

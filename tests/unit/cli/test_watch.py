@@ -11,6 +11,7 @@ import pytest
 from tests.support.json_schemas import validate
 from tests.support.views import GPUS, HEAD, LOAD, LOST, MODEL, PAIR, WORKER, serving, view
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal.table import cut
 from vllm_cluster.serving.status import verb
 from vllm_cluster.serving.status.counters import ModelLoad
@@ -21,7 +22,7 @@ from vllm_cluster.serving.status.watch import View
 
 def shown(found: View, width: int, height: int = 50) -> list[str]:
     """The lines of a picture."""
-    lines = [text for text, _ in picture(found, width, height, lambda fix: fix)]
+    lines = [text for text, _ in picture(found, width, height, Pasted)]
     assert max(map(len, lines)) <= width
     assert len(lines) <= height
     return lines
@@ -36,7 +37,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    assert type(writer(as_json=False, color="auto", paste=str)) is kind
+    assert type(writer(as_json=False, color="auto", paste=Pasted)) is kind
 
 
 # fault: serving/status/render_watch.py: if len(view.replicas) + len(status.hosts) < room: → if view.replicas:
@@ -118,7 +119,7 @@ def test_what_a_host_sends_steers_no_terminal() -> None:
 
 
 def test_a_line_for_pipes(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines(as_json=False, paste=lambda fix: fix) as lines:
+    with Lines(as_json=False, paste=Pasted) as lines:
         lines.show(view(HEAD, LOST, serve=serving(), model=MODEL))
     out = capsys.readouterr().out
     assert out.count("\n") == 1
@@ -142,7 +143,7 @@ def test_a_line_for_pipes(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_the_document_is_that_of_the_schema(found: View, capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines(as_json=True, paste=lambda fix: f"{fix} -i a.yaml" if fix else "") as lines:
+    with Lines(as_json=True, paste=lambda fix: Pasted(f"{fix} -i a.yaml" if fix else "")) as lines:
         lines.show(found)
     out = capsys.readouterr().out
     validate(["status", "--watch", "--json"], out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.logs import explained
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.serving.explain.render import show_explained
 
 START = "INFO 05-02 10:00:00 [api_server.py:1772] vLLM API server version 0.10.2\n"
@@ -155,7 +156,7 @@ def test_of_starts_that_fail_one_after_the_other_the_last_one_alone_is_unfinishe
     loading = "(EngineCore pid=9) INFO 05-02 10:11:00 [loader.py:1] reading\n" * 40
     found = explained(START + weights + loading + later[0] + loading + FAILED + later[1], together=False)
     assert found.result == "unfinished"
-    show_explained(found, color="never")
+    show_explained(found, Pasted, color="never")
     printed = capsys.readouterr().out
     assert "a start before it failed: the names or shapes of the weights" in printed
     assert "KeyError: 'layers.5.mlp.experts.w13_weight'" in printed

@@ -12,6 +12,7 @@ from tests.support.logs import explained
 from vllm_cluster.features.explain.verb import EXIT_CODES
 from vllm_cluster.kernel.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.explain.frame import Frame
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.serving.explain.render import show_explained
 
 PACKAGES = "/usr/local/lib/python3.12/dist-packages"
@@ -93,7 +94,7 @@ def test_of_chained_exceptions_the_last_is_shown() -> None:
 def test_it_is_shown_once_whoever_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = "".join(FROB.replace("TP1", f"TP{number}") for number in range(40))
     again = traceback("EngineCore pid=3", 2, "RuntimeError: Worker failed with FrobError: no frob")
-    show_explained(explained(ranks + again), color="never")
+    show_explained(explained(ranks + again), Pasted, color="never")
     shown = capsys.readouterr().out
     assert shown.count("no frob") == 1
     assert "raised:  vllm/frob.py:12 in load\n" in shown
@@ -101,7 +102,7 @@ def test_it_is_shown_once_whoever_repeats_it(capsys: pytest.CaptureFixture[str])
 
 def test_it_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     lines = "".join(f"FrobError: {number} {'x' * 5000}\n" for number in range(1000))
-    show_explained(explained(lines), color="never")
+    show_explained(explained(lines), Pasted, color="never")
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) < 15 and max(map(len, shown)) < 700
 

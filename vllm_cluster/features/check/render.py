@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,18 +11,24 @@ from vllm_cluster.features.check.measure import AllReduceReport
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
+from vllm_cluster.kernel.shell_line import Paste
 from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
 
-def report_document(report: CheckReport) -> dict[str, Any]:
+def report_document(report: CheckReport, paste: Paste) -> dict[str, Any]:
     """The report as JSON would have it."""
     return {
         "v": 1,
         "ok": not report.failed,
         "findings": [
-            {**asdict(one), "why": CODES.get(one.code, ""), "failures": CHECKED.get(one.code, [])}
+            {
+                **asdict(one),
+                "fix": paste(one.fix),
+                "why": CODES.get(one.code, ""),
+                "failures": CHECKED.get(one.code, []),
+            }
             for one in report.findings
         ],
         "not_checked": [asdict(one) for one in report.not_checked],
@@ -42,7 +47,7 @@ def _allreduce_document(tried: AllReduceReport | None) -> dict[str, Any] | None:
     return document
 
 
-def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] = lambda fix: fix) -> None:
+def show_report(report: CheckReport, paste: Paste, *, color: str) -> None:
     """Write the report on standard output: each finding, then what was skipped, and the counts."""
     red, yellow, dim, end = styles(color, RED, YELLOW, DIM)
     same = merged(report.findings)
@@ -53,7 +58,7 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
         why = CODES.get(finding.code, "")
         out(
             *with_ends([f"  why: {why}"] if why else []),
-            *with_ends(to_paste("  fix: ", line) for line in plain(paste(finding.fix)).split("\n") if line),
+            *with_ends(to_paste("  fix: ", line, plain) for line in paste(finding.fix).each),
             end="",
         )
     if report.findings:

@@ -48,7 +48,8 @@ def check(
 
         report = check_action.check_hosts(loaded, session.progress, deep=deep)
         session.show(
-            lambda: report_document(report), lambda: show_report(report, color=SETTINGS.color, paste=session.paste)
+            lambda: report_document(report, session.paste),
+            lambda: show_report(report, session.paste, color=SETTINGS.color),
         )
         if report.failed:
             raise SystemExit(EXIT_UNREACHABLE if report.unreachable else EXIT_ERRORS)

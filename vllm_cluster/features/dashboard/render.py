@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from vllm_cluster.kernel.shell_line import Paste
 from vllm_cluster.kernel.terminal.page import page
 from vllm_cluster.serving.status.render_watch import view_document
 from vllm_cluster.serving.status.watch import View
@@ -21,7 +22,7 @@ HTML, JSON = "text/html; charset=utf-8", "application/json"
 class DashboardFeed:
     """Keeps what a page needs when it is opened late; written by one thread, read by others."""
 
-    def __init__(self, paste: Callable[[str], str]) -> None:
+    def __init__(self, paste: Paste) -> None:
         self._paste = paste
         self._before: Seen | None = None
         self._points: deque[dict[str, object]] = deque(maxlen=MAX_POINTS)

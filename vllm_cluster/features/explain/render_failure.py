@@ -7,11 +7,12 @@ from typing import Any
 
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.explain.failure import KnownFailure
+from vllm_cluster.kernel.shell_line import Paste
 from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, to_paste, with_ends
 from vllm_cluster.serving.explain.render import about
 
 
-def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, Any]:
+def failures_document(name: str, failures: Sequence[KnownFailure], paste: Paste) -> dict[str, Any]:
     """The failures of that name as JSON would have them; `why` is why a finding of that name matters."""
     return {
         "v": 1,
@@ -19,7 +20,7 @@ def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, 
         "why": CODES.get(name),
         "failures": [
             {
-                **about(failure),
+                **about(failure, paste),
                 "checks": list(failure.checks),
                 "prevented": failure.prevented or None,
                 "silent": failure.silent or None,
@@ -30,7 +31,7 @@ def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, 
     }
 
 
-def show_failures(name: str, failures: Sequence[KnownFailure], *, color: str) -> None:
+def show_failures(name: str, failures: Sequence[KnownFailure], paste: Paste, *, color: str) -> None:
     """Write why a finding of that name matters, and one failure after the other, on standard output."""
     bold, end = styles(color, BOLD)
     of_finding = with_ends((f"finding: {CODES[name]}",)) if name in CODES else ()
@@ -40,18 +41,18 @@ def show_failures(name: str, failures: Sequence[KnownFailure], *, color: str) ->
     for number, failure in enumerate(failures):
         if number or not both:
             out()
-        out(bold, failure.slug, end, END, *with_ends(_lines(failure)), *(of_finding if both else ()), end="")
+        out(bold, failure.slug, end, END, *with_ends(_lines(failure, paste)), *(of_finding if both else ()), end="")
 
 
-def _lines(failure: KnownFailure) -> Iterable[str]:
+def _lines(failure: KnownFailure, paste: Paste) -> Iterable[str]:
     symptom = failure.kind == "symptom"
     yield f"seen:    {failure.symptom}"
     yield f"means:   {failure.cause}; a symptom, with more than one cause" if symptom else f"cause:   {failure.cause}"
-    yield from (to_paste("look:    " if symptom else "fix:     ", line) for line in failure.fix.split("\n"))
+    yield from (to_paste("look:    " if symptom else "fix:     ", line) for line in paste(failure.fix).each)
     if failure.checks:
-        yield f"before:  {failure.found_by or 'vcluster check'} finds it, as {', '.join(failure.checks)}"
+        yield f"before:  {paste(failure.found_by or 'vcluster check')} finds it, as {', '.join(failure.checks)}"
     elif failure.found_by:
-        yield f"before:  {failure.found_by} finds it before anything is loaded"
+        yield f"before:  {paste(failure.found_by)} finds it before anything is loaded"
     if failure.prevented:
         yield f"held:    {failure.prevented}"
     if failure.silent:

@@ -89,7 +89,10 @@ def _named(session: Session, name: str) -> None:
             )
         _explain(session, (), name)
         return
-    session.show(lambda: failures_document(name, found), lambda: show_failures(name, found, color=SETTINGS.color))
+    session.show(
+        lambda: failures_document(name, found, session.paste),
+        lambda: show_failures(name, found, session.paste, color=SETTINGS.color),
+    )
 
 
 def _explain(session: Session, files: Sequence[Path], model: str | None = None) -> None:
@@ -106,8 +109,10 @@ def _explain(session: Session, files: Sequence[Path], model: str | None = None) 
     for host, error in found.failures.items():
         session.progress(Event("failed", error.message, host))
     session.show(
-        lambda: explain_document(found.verdict, found.failures, found.request, found.restarts),
-        lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
+        lambda: explain_document(found.verdict, found.failures, session.paste, found.request, found.restarts),
+        lambda: show_explained(
+            found.verdict, session.paste, color=SETTINGS.color, request=found.request, restarts=found.restarts
+        ),
     )
     code = EXIT_CODES.get(found.verdict.result, 0)
     seen = found.verdict.symptom.failure.slug if found.verdict.symptom else found.verdict.result

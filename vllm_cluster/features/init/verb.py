@@ -51,7 +51,7 @@ def init(
 
         document(json_schema(), indent=2)
         return
-    with Session(None, as_json=False):
+    with Session(None, as_json=False) as session:
         from vllm_cluster.features.init.action import LIST, find_preset, write
         from vllm_cluster.features.init.presets import PRESETS
         from vllm_cluster.kernel.text import count
@@ -72,7 +72,7 @@ def init(
             return
         named = [] if str(output) == "inventory.yaml" else [Option("-i"), str(output)]
         after = command_line("vcluster", "check", *named)
-        err(f"Wrote {output} ({count(written.hosts, 'host')}).", to_paste(" Then run ", after))
+        err(f"Wrote {output} ({count(written.hosts, 'host')}).", to_paste(" Then run ", session.paste(after)))
 
 
 def _name(output: Path) -> str:

@@ -149,6 +149,7 @@ def _notices(session: Session) -> Emit:
         elif event.kind == "warning" or SETTINGS.verbosity >= 0:
             from vllm_cluster.kernel.terminal.printable import plain
 
+            event = session.advising(event)
             at = f"{event.host}: " if event.host else ""
             err(f"{'warning: ' * (event.kind == 'warning')}{at}{plain(event.text)}")
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
-from vllm_cluster.kernel.shell_line import Option
+from vllm_cluster.kernel.shell_line import Option, Paste
 from vllm_cluster.kernel.terminal.output import to_paste
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import host_port
@@ -40,7 +40,7 @@ def state_document(state: SlurmJob) -> dict[str, Any]:
     return {"v": 1, **shown, "ready": ready, "ends": [asdict(one) for one in state.ends]}
 
 
-def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[str]:
+def state_lines(state: SlurmJob, line: Callable[[str, str], str], paste: Paste) -> Iterator[str]:
     """The state of a job, and what can be done next; `line` is the command for a verb on a job."""
     yield plain(state.head)
     if at := state.ready:
@@ -48,7 +48,7 @@ def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[st
             yield f"replicas: {at.ready} of {at.replicas} ready"
         yield plain(f"model:   {at.model} at http://{host_port(at.address, at.port)}/v1 on {at.node}")
         yield plain(f"start:   {at.attempt}, ready after {at.start_seconds:.0f} s")
-        yield to_paste("clients: ", line("endpoint", state.job))
+        yield to_paste("clients: ", paste(line("endpoint", state.job)))
     if first := state.first_failure:
         yield plain(f"first failure: start {first.attempt}, {first.how}")
     if first or state.phase == "failed":
@@ -58,7 +58,7 @@ def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[st
 
 
 def without_log(
-    state: SlurmJob, start: int, line: Callable[[str, str, str], str], there: Callable[..., str]
+    state: SlurmJob, start: int, line: Callable[[str, str, str], str], there: Callable[..., str], paste: Paste
 ) -> Iterator[str]:
     """A job of which no start has failed, or one without a log; and what can be done where the job itself has.
 
@@ -67,10 +67,10 @@ def without_log(
     yield plain(state.head)
     yield f"Its start {start} has no log." if start else "No start of it has failed."
     if state.phase == "failed" and state.queued:
-        yield to_paste("fix:     ", there("sinfo", Option("-o"), "%P %l %D %G"))
-        yield to_paste("fix:     ", line("stop", state.job, Option("--yes")))
+        yield to_paste("fix:     ", paste(there("sinfo", Option("-o"), "%P %l %D %G")))
+        yield to_paste("fix:     ", paste(line("stop", state.job, Option("--yes"))))
     elif (start or state.phase == "failed") and state.output.startswith("/"):  # as Slurm shows each
-        yield to_paste("fix:     ", there("tail", Option("--"), state.output))
+        yield to_paste("fix:     ", paste(there("tail", Option("--"), state.output)))
 
 
 def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:

@@ -189,7 +189,7 @@ def _submit(session: Session, text: str, login: str) -> None:
 
     with login_node(login) as node:
         number = node.submit(text, "" if login else str(Path.cwd()))
-        follow = node.line("status", number, Option("--wait"), "1h")
+        follow = session.paste(node.line("status", number, Option("--wait"), "1h"))
     session.show(
         lambda: {"v": 1, "job": number}, lambda: out(f"Submitted job {number}.", to_paste(" Then run ", follow))
     )
@@ -212,7 +212,8 @@ def status(job: Job, wait: Wait = 0.0, login: Login = "", as_json: Json = False)
         from vllm_cluster.features.slurm.render import state_document, state_lines
 
         found = await_ready(node, job, wait, session.progress) if wait else node.look_where(job)
-        session.show(lambda: state_document(found), lambda: out(*with_ends(state_lines(found, node.line)), end=""))
+        lines = state_lines(found, node.line, session.paste)
+        session.show(lambda: state_document(found), lambda: out(*with_ends(lines), end=""))
         if found.phase != "ready":
             raise SystemExit(NOT_YET if found.phase in ("waiting", "starting") else 1)
 
@@ -293,7 +294,7 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
         about = {"v": 1, "job": job, "phase": state.phase, "reason": state.reason, "start": start or None}
         if found is None:
             document = {**about, "explained": None}
-            lines = with_ends(without_log(state, start, node.line, node.line_there))
+            lines = with_ends(without_log(state, start, node.line, node.line_there, session.paste))
             session.show(lambda: document, lambda: out(*lines, end=""))
             if start or (state.phase == "failed" and not state.queued):
                 raise SystemExit(1)
@@ -304,8 +305,8 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
         )
         shown, head = in_job(found, job, unknown[1]), f"{state.head}; of its start {start}:"
         session.show(
-            lambda: {**about, "explained": explain_document(shown, {})},
-            lambda: show_explained(shown, color=SETTINGS.color, head=head, fixes=unknown),
+            lambda: {**about, "explained": explain_document(shown, {}, session.paste)},
+            lambda: show_explained(shown, session.paste, color=SETTINGS.color, head=head, fixes=unknown),
         )
         if found.cause is None:
             raise SystemExit(1)

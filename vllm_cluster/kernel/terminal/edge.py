@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
-from vllm_cluster.kernel.shell_line import QUOTED, Option, command_line, typed_words
+from vllm_cluster.kernel.shell_line import QUOTED, Option, Pasted, command_line, typed_words, unbroken
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
 from vllm_cluster.kernel.terminal.verb import Verb
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-    from vllm_cluster.kernel.terminal.settings import Known
-
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
-CONSENT, INVENTORY = ("--yes", "-y"), ("--inventory", "-i")
 # What the name in a word follows: options with `=`, and the `./` of a folder, which as a name alone is a model.
 _BEGIN = re.compile(r"(?:(?:--)?[a-z_-]+=)*(?:\./)?")
 # No option, no path of this machine, no HOST:/PATH, and no second word.
@@ -109,35 +106,34 @@ def run_to_exit_code(program: Callable[[], object]) -> int:
 def _report(error: VclusterError) -> int:
     """Write an error that no verb has written: of the command line, which may ask for JSON all the same."""
     words = sys.argv[1:]
-    error.hint = remedy(error, lambda text: with_inventory(text, _named_inventory(words)))
+    inventory = _named_inventory(words)
+
+    def paste(text: str) -> Pasted:
+        return Pasted(unbroken(with_inventory(text, inventory)))
+
+    error.hint = remedy(error, paste)
     if error.message and "--json" in words[: words.index("--") if "--" in words else None]:
         from vllm_cluster.kernel.terminal import errors
 
-        errors.write_error(error, as_json=True, color="never")
+        errors.write_error(error, paste, as_json=True, color="never")
     elif error.message:
-        fixes = (to_paste("fix: ", line) for line in error.fixes)
+        fixes = (to_paste("fix: ", line) for line in paste(error.hint or "").each)
         err("error: ", *with_ends((*error.lines, *fixes)), end="")
     return error.exit_code
 
 
 def _named_inventory(given: Sequence[str]) -> Path | None:
     """The inventory of a call that failed before its verb had read it."""
+    from vllm_cluster.kernel.terminal.typed import INVENTORY, as_parsed, known_options
+
     own = given[: given.index("--")] if "--" in given else given
     path = os.environ.get("VCLUSTER_INVENTORY")
-    for name, words in _typed(own, _known()):
+    for name, words in as_parsed(own, known_options()):
         if name in INVENTORY:
             # -i FILE, -iFILE, --inventory=FILE; of several the last one counts.
             joined = words[0].partition("=")[2] if words[0].startswith("--") else words[0][2:]
             path = words[1] if len(words) > 1 else joined
     return Path(path) if path else None
-
-
-def _known() -> Known:
-    """The options of the verb that was called, or where there is none what nearly all have."""
-    from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
-
-    known, flags = SETTINGS.known, (*CONSENT, *INVENTORY)
-    return known if known.same else Known({name: (name,) for name in flags}, INVENTORY)
 
 
 def hides_interrupt(error: BaseException) -> bool:
@@ -219,18 +215,19 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     The same call with consent comes last.
     """
+    from vllm_cluster.kernel.terminal.typed import INVENTORY, as_parsed, guessed, known_options
+
     hint, words = paste(error.hint or ""), list[str](typed_words(sys.argv[1:]))
     end = words.index("--") if "--" in words else len(words)
-    own = [(name, word) for name, typed in _typed(words[:end], _known()) for word in typed_words(typed)]
+    own = [(name, word) for name, typed in as_parsed(words[:end], known_options()) for word in typed_words(typed)]
     # Which of equal numbers was meant is not known.
     values = [word.rpartition("=")[2] for word in words]
     instead = {was: one for was, one in error.instead.items() if not was.isdecimal() or values.count(was) == 1}
     # Of what is behind the dashes no name of a file was meant: it is another program's.
     flags = {name: one for name, one in instead.items() if _same_flag(name, one)}
 
-    def call(given: Sequence[str]) -> str:
-        """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
-        line = command_line("vcluster", *given)
+    def call(line: str) -> str:
+        """A call; where the inventory is named by the environment alone, it is named as in all others."""
         return line if any(name in INVENTORY for name, _ in own) else paste(line)
 
     def flag(word: str) -> str:
@@ -245,11 +242,10 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     meant, behind = [placed(*one) for one in own], typed_words(map(flag, words[end:]))
     if [*meant, *behind] != [*(word for _, word in own), *words[end:]]:
-        # Consent was to what was typed, and this is a guess.
-        asking = [*(word for word in meant if word not in CONSENT), *behind]
-        hint = "\n".join((call(asking), hint))
+        hint = "\n".join((call(guessed("vcluster", *meant, *behind)), hint))
     if error.again is not None:
-        lines = call(typed_words([*_with(words[:end], error.again), *words[end:]])), hint
+        again = typed_words([*_with(words[:end], error.again), *words[end:]])
+        lines = call(command_line("vcluster", *again)), hint
         # What --yes loses the others do not: they come first.
         hint = "\n".join(reversed(lines) if "--yes" in error.again else lines)
     return hint.strip() or None
@@ -282,25 +278,12 @@ def _same_flag(typed: str, meant: str) -> bool:
 def _with(words: Sequence[str], more: Sequence[str]) -> list[str]:
     """The words of a call with more options, each in place of the same one that it has, whichever form that was in."""
     from vllm_cluster.kernel.terminal.settings import SETTINGS
+    from vllm_cluster.kernel.terminal.typed import as_parsed
 
     known = SETTINGS.known
     added = {name for word in more for name in known.same.get(word, (word,))}
-    kept = [word for name, typed in _typed(words, known) if name not in added for word in typed]
+    kept = [word for name, typed in as_parsed(words, known) if name not in added for word in typed]
     return [*kept, *more]
-
-
-def _typed(words: Sequence[str], known: Known) -> Iterator[tuple[str, list[str]]]:
-    """The words of a call as its parser reads them: the name of each option with its words, other words without one."""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        # -yp9 is -y -p 9
-        while len(word) > 2 and word[1] != "-" and word[:2] in known.same and word[:2] not in known.valued:
-            yield word[:2], [word[:2]]
-            word = f"-{word[2:]}"
-        name = word[:2] if word[:2] in known.same else word.partition("=")[0]
-        value = name in known.valued and word == name and left and not (name in known.bare and left[0].startswith("-"))
-        yield (name if name in known.same else ""), [word, left.pop(0)] if value else [word]
 
 
 def two_stage_interrupt() -> None:

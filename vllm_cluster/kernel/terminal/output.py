@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from vllm_cluster.kernel.shell_line import unbroken
+from vllm_cluster.kernel.shell_line import Pasted, unbroken
 from vllm_cluster.kernel.terminal.called import as_called
 from vllm_cluster.kernel.terminal.labels import unlabelled
 from vllm_cluster.kernel.terminal.printable import ESCAPES, MAX_LINE, cells, clean, wants_color
@@ -96,9 +96,9 @@ def _pieces(line: str, width: int, before: int) -> Iterator[str]:
     yield line[begin:]
 
 
-def to_paste(label: str, text: str) -> Style:
+def to_paste(label: str, text: Pasted, cleaned: Callable[[str], str] = clean) -> Style:
     """Return a line of our own behind its label, as `fix: `: it stays one line, to be pasted."""
-    return Style(label + as_called(unbroken(clean(text))).replace("\n", f"\n{MARK}"))
+    return Style(label + as_called(unbroken(cleaned(text))).replace("\n", f"\n{MARK}"))
 
 
 def data(text: str, *, of_errors: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from vllm_cluster.kernel.errors import Aborted, Interrupted, InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.find import find, read
 from vllm_cluster.kernel.laptop import cache_folder, here
-from vllm_cluster.kernel.shell_line import unbroken
+from vllm_cluster.kernel.shell_line import Pasted, unbroken
 from vllm_cluster.kernel.terminal import edge, output
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.text import printable
@@ -74,13 +74,13 @@ class Session:
         if SETTINGS.verbosity > 1:
             debug_log.to_stderr()
 
-    def paste(self, remedy: str) -> str:
+    def paste(self, remedy: str) -> Pasted:
         """A remedy as lines to paste: with this call's inventory, and with the ssh options that it gives."""
         if self._inventory:
             from vllm_cluster.kernel.terminal.paste import pasteable, ssh_arguments
 
             remedy = pasteable(remedy, ssh_arguments(self._inventory))
-        return unbroken(edge.with_inventory(remedy, self._path))
+        return Pasted(unbroken(edge.with_inventory(remedy, self._path)))
 
     def emit(self, event: Event) -> None:
         """Show an event the way this call wants it."""
@@ -89,9 +89,13 @@ class Session:
             from vllm_cluster.kernel.terminal import events
 
             self._renderer, self._close = events.renderer(self.as_json, SETTINGS.verbosity, SETTINGS.color)
-        # Their texts hold remedies too.
-        advises = event.kind in ("warning", "note", "result") and not self.as_json
-        self._renderer(replace(event, text=edge.with_inventory(event.text, self._path)) if advises else event)
+        self._renderer(self.advising(event))
+
+    def advising(self, event: Event) -> Event:
+        """Return the event with this call's inventory: the texts of some hold remedies too."""
+        if event.kind not in ("warning", "note", "result", "failed"):
+            return event
+        return replace(event, text=edge.with_inventory(event.text, self._path))
 
     def progress(self, event: Event) -> None:
         """For verbs that print one document: their events are for people alone."""
@@ -172,5 +176,5 @@ class Session:
             failed = type(error).exit_code == VclusterError.exit_code and not isinstance(error, Aborted)
             # Later runs may have removed the log of one that took long.
             log = self._log if failed and self._log and self._log.exists() else None
-            errors.write_error(error, as_json=self.as_json, color=SETTINGS.color, log=log)
+            errors.write_error(error, self.paste, as_json=self.as_json, color=SETTINGS.color, log=log)
         raise SystemExit(error.exit_code)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from vllm_cluster.kernel.inventory.find import inventory_words
-from vllm_cluster.kernel.shell_line import Filled, export_line, shell_line
+from vllm_cluster.kernel.shell_line import Filled, Paste, export_line, shell_line
 from vllm_cluster.kernel.terminal.called import as_called
 from vllm_cluster.kernel.terminal.output import data, document, out, to_paste
 from vllm_cluster.kernel.text import host_port
@@ -26,7 +26,7 @@ def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
     return " | ".join((shell_line(["echo", key]), shell_line(asks)))
 
 
-def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) -> None:
+def show_endpoint(endpoint: Endpoint, inventory: Path | None, paste: Paste, *, as_json: bool) -> None:
     """Write the endpoint on standard output."""
     option = inventory_words(inventory)
     line = curl_line(endpoint, inventory)
@@ -46,9 +46,9 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
         return
     # First what works here: both open the way to the API by themselves, and keep the key off the command line.
     model = ["--set", f"model={endpoint.model}"] if endpoint.several else []
-    out(to_paste("ask:     ", shell_line(["vcluster", "complete", "Hello", *model, *option])))
+    out(to_paste("ask:     ", paste(shell_line(["vcluster", "complete", "Hello", *model, *option]))))
     way = "--direct" if endpoint.exposed else "--detach"
-    out(to_paste("clients: ", shell_line(["vcluster", "endpoint", way, *option])))
+    out(to_paste("clients: ", paste(shell_line(["vcluster", "endpoint", way, *option]))))
     # Loopback is the head's, and not of whoever reads this.
     there = "" if endpoint.exposed else f" on {endpoint.head} itself; from elsewhere as above"
     out(f"{endpoint.model} answers at {where}{there}")

@@ -11,7 +11,7 @@ from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, Matche
 from vllm_cluster.kernel.explain.evidence import LogPosition, Raised
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.plan.history import Entry
-from vllm_cluster.kernel.shell_line import command_line, unbroken
+from vllm_cluster.kernel.shell_line import Paste, Pasted, command_line
 from vllm_cluster.kernel.terminal.output import BOLD, END, MARK, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.text import count, when
 from vllm_cluster.wire.status import FailedRequest
@@ -20,29 +20,30 @@ from vllm_cluster.wire.status import FailedRequest
 WIDTH = 600
 # What to do where no known failure matches: with an exception, and with none.
 FIXES = (
-    "change the flag or the file that it names, or use another image (vcluster up)",
+    "change the flag or the file that it names, or use another image, then vcluster up",
     "vcluster explain --bundle report.tar.gz",
 )
 
 
-def about(failure: KnownFailure) -> dict[str, object]:
+def about(failure: KnownFailure, paste: Paste) -> dict[str, object]:
     """What it is and what to do, as JSON would have it: a symptom has a meaning and where to look, no cause."""
-    cause = failure.kind == "cause"
+    cause, fix = failure.kind == "cause", paste(failure.fix)
     return {
         "id": failure.slug,
         "kind": failure.kind,
         "seen": failure.symptom,
         "cause": failure.cause if cause else None,
         "meaning": None if cause else failure.cause,
-        "fix": unbroken(failure.fix) if cause else None,
-        "look": None if cause else unbroken(failure.fix),
-        "found_by": failure.found_by or None,
+        "fix": fix if cause else None,
+        "look": None if cause else fix,
+        "found_by": paste(failure.found_by) or None,
     }
 
 
 def explain_document(
     found: Diagnosis,
     failures: Mapping[str, VclusterError],
+    paste: Paste,
     request: FailedRequest | None = None,
     restarts: Sequence[Entry] = (),
 ) -> dict[str, object]:
@@ -52,14 +53,14 @@ def explain_document(
         "result": found.result,
         "request": asdict(request) if request else None,
         "restarts": [asdict(entry) for entry in restarts],
-        "cause": _finding(found.cause) if found.cause else None,
-        "symptom": _finding(found.symptom) if found.symptom else None,
+        "cause": _finding(found.cause, paste) if found.cause else None,
+        "symptom": _finding(found.symptom, paste) if found.symptom else None,
         "exception": asdict(found.raised) if found.raised else None,
-        "other_causes": [_finding(other) for other in found.other_causes],
-        "notes": [_finding(other) for other in found.notes],
+        "other_causes": [_finding(other, paste) for other in found.other_causes],
+        "notes": [_finding(other, paste) for other in found.notes],
         "consequences": [asdict(place) for place in found.consequences],
         "harmless": [asdict(entry) for entry in found.harmless],
-        "recovered": [_finding(other) for other in found.recovered],
+        "recovered": [_finding(other, paste) for other in found.recovered],
         "previous_attempts": dict(found.previous_attempts),
         "error_lines": [asdict(place) for place in found.error_lines],
         "unknown_lines": [asdict(place) for place in found.unknown_lines],
@@ -70,9 +71,9 @@ def explain_document(
     }
 
 
-def _finding(found: MatchedFailure) -> dict[str, object]:
+def _finding(found: MatchedFailure, paste: Paste) -> dict[str, object]:
     return {
-        **about(found.failure),
+        **about(found.failure, paste),
         "count": found.count,
         "lines": [asdict(place) for place in found.places],
         "more": list(found.more),
@@ -81,6 +82,7 @@ def _finding(found: MatchedFailure) -> dict[str, object]:
 
 def show_explained(
     found: Diagnosis,
+    paste: Paste,
     *,
     color: str,
     request: FailedRequest | None = None,
@@ -91,12 +93,12 @@ def show_explained(
     """Write the diagnosis on standard output; `head` and `request` are what it is about, where that is not all."""
     bold, end = styles(color, BOLD)
     above = [*([head] if head else []), *([_request(request)] if request else [])]
-    first, *rest = [*above, *_lines(found, fixes), *map(_restart, restarts)]
+    first, *rest = [*above, *_lines(found, paste, tuple(map(paste, fixes))), *map(_restart, restarts)]
     out(bold, first, end, END, *with_ends(rest), end="")
 
 
-def _lines(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
-    yield from _answer(found, fixes)
+def _lines(found: Diagnosis, paste: Paste, fixes: tuple[Pasted, ...]) -> Iterable[str]:
+    yield from _answer(found, paste, fixes)
     if found.other_causes:
         yield f"also:    {'; '.join(_named(other.failure) for other in found.other_causes)}"
     if (found.cause or found.symptom) and found.consequences:
@@ -115,11 +117,11 @@ def _lines(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
     yield f"read:    {_read(found)}, {found.size / 1e6:.1f} MB"
 
 
-def _answer(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
+def _answer(found: Diagnosis, paste: Paste, fixes: tuple[Pasted, ...]) -> Iterable[str]:
     if found.cause:
-        yield from _cause(found.cause)
+        yield from _cause(found.cause, paste)
     elif found.symptom:
-        yield from _symptom(found.symptom, found)
+        yield from _symptom(found.symptom, found, paste)
     elif found.raised:
         yield from _exception(found.raised, found, fixes)
     elif found.result == "unknown":
@@ -163,17 +165,17 @@ def _restart(entry: Entry) -> str:
     return f"restarted by vcluster at {at}: {_cut(entry.failure or '')}{again}"
 
 
-def _cause(found: MatchedFailure) -> Iterable[str]:
+def _cause(found: MatchedFailure, paste: Paste) -> Iterable[str]:
     failure = found.failure
     begun = failure.cause if failure.cause.startswith("vLLM") else failure.cause[0].upper() + failure.cause[1:]
     yield f"{begun} ({_link(failure)})"
     yield from _shown(found)
-    yield from (to_paste("fix:     ", line) for line in failure.fix.split("\n"))
+    yield from (to_paste("fix:     ", line) for line in paste(failure.fix).each)
     if failure.found_by:
-        yield f"before:  {failure.found_by} finds it before anything is loaded"
+        yield f"before:  {paste(failure.found_by)} finds it before anything is loaded"
 
 
-def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
+def _symptom(symptom: MatchedFailure, found: Diagnosis, paste: Paste) -> Iterable[str]:
     """What is seen, that its cause is not in these logs, and where the cause is written."""
     failure = symptom.failure
     yield f"Only a symptom, and no line names its cause: {failure.cause} ({_link(failure)})"
@@ -185,10 +187,10 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
         yield "the first rank without output; its last line:"
         yield _line(found.last_line)
     yield from (f"ranks:   {text}" for text in found.ranks)
-    yield from (to_paste("look:    ", line) for line in failure.fix.split("\n"))
+    yield from (to_paste("look:    ", line) for line in paste(failure.fix).each)
 
 
-def _exception(raised: Raised, found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
+def _exception(raised: Raised, found: Diagnosis, fixes: tuple[Pasted, ...]) -> Iterable[str]:
     """What the process that failed first has raised, where no failure of the catalogue matches."""
     yield "Unrecognised failure. The process that failed first ended with this exception:"
     yield _line(raised.line)

@@ -13,6 +13,7 @@ from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.words import quote_word
+from vllm_cluster.kernel.text import printable
 from vllm_cluster.serving.api.question import standard_input, text_of
 from vllm_cluster.serving.consent import Confirm
 from vllm_cluster.serving.serve.base import Fit, fit_by
@@ -94,12 +95,12 @@ def taken_from(
     asked = merge_deployments(found, own, degrees=degrees)
     found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
     found = replace(found, rows=(*rows, *map(reasoned, found.rows)))
-    line = serve_command(asked, {}, verb=verb)
+    line = session.paste(printable(serve_command(asked, {}, verb=verb)))
     if session.as_json:
         session.emit(translation_event(found, line))
     else:
         session.finish()
-        show_translation(found, line, stdout=dry_run)
+        show_translation(found, line, session.paste, stdout=dry_run)
     return asked
 
 

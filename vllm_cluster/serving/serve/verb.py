@@ -167,7 +167,7 @@ def serve(
             endpoint = serve_model(loaded, emit, asked, confirm=confirm, pull=pull, wait=wait, drain=drain, fit=fit)
             session.finish()
             remember_model(asked.model)
-            show_endpoint(endpoint, inventory, as_json=session.as_json)
+            show_endpoint(endpoint, inventory, session.paste, as_json=session.as_json)
 
 
 # More than any cluster has.
@@ -221,7 +221,7 @@ def rollback(
 
         endpoint = serve_previous(loaded, session.emit, name, confirm=session.confirm(yes))
         session.finish()
-        show_endpoint(endpoint, inventory, as_json=session.as_json)
+        show_endpoint(endpoint, inventory, session.paste, as_json=session.as_json)
 
 
 def stop(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+from vllm_cluster.kernel.shell_line import Paste, Pasted
 from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
@@ -20,7 +21,7 @@ TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "
 NARROW, MAX_LINES = 80, 4
 
 
-def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda fix: fix) -> dict[str, object]:
+def status_document(status: ClusterStatus, paste: Paste) -> dict[str, object]:
     """The status as JSON would have it, with remedies to paste."""
     serving = status.head.serve if status.head else None
     return {
@@ -39,9 +40,7 @@ def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda 
     }
 
 
-def show_status(
-    status: ClusterStatus, *, color: str, verbosity: int = 0, paste: Callable[[str], str] = lambda fix: fix
-) -> None:
+def show_status(status: ClusterStatus, paste: Paste, *, color: str, verbosity: int = 0) -> None:
     """Write the status on standard output: one line a problem, its whole text with -v."""
     yellow, bold, end = styles(color, YELLOW, BOLD)
     width = columns()
@@ -68,8 +67,8 @@ def show_status(
         out("-v shows the lines that are cut")
 
 
-def _fixes(lines: str) -> None:
-    out(*with_ends(to_paste("  fix: ", plain(line)) for line in lines.split("\n") if line), end="")
+def _fixes(lines: Pasted) -> None:
+    out(*with_ends(to_paste("  fix: ", line, plain) for line in lines.each), end="")
 
 
 def fitted(line: str, width: int | None) -> list[str]:

@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
+from vllm_cluster.kernel.shell_line import Paste
 from vllm_cluster.kernel.terminal.output import END, Style, console, out, styled, to_paste
 from vllm_cluster.kernel.terminal.printable import plain, wants_color
 from vllm_cluster.kernel.terminal.table import cut, table
@@ -34,11 +35,10 @@ TITLES = {
     **{"power": 3, "temp": 3, "CPU": 5, "memory": 6, "MB/s in/out": 7},
 }
 GIB, MB = 1 << 30, 1e6
-Paste = Callable[[str], str]
 Styled = tuple[str, str]
 
 
-def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, object]:
+def view_document(view: View, paste: Paste) -> dict[str, object]:
     """The view as JSON would have it: the document of `status`, and what hosts and model do now."""
     return {
         **status_document(view.status, paste),
@@ -114,7 +114,7 @@ def line(view: View) -> str:
     return "  ".join(plain(part).split("\n", 1)[0] for part in parts)
 
 
-def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix) -> list[Styled]:
+def picture(view: View, width: int, height: int, paste: Paste) -> list[Styled]:
     """The lines of a picture that fits, each with its style; problems go before single GPUs."""
     status = view.status
     whole = status.summary
@@ -128,7 +128,7 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
         top.append((f"/metrics: {view.metrics_error}", "yellow"))
     bottom: list[Styled] = []
     for problem, fix in group_problems(status, 0):
-        bottom += [(problem, "yellow"), *((to_paste("  fix: ", text), "") for text in paste(fix).split("\n") if text)]
+        bottom += [(problem, "yellow"), *((to_paste("  fix: ", line), "") for line in paste(fix).each)]
     bottom += [(f"{name}: {load.error}", "yellow") for name, load in view.loads.items() if load.error]
     room = height - len(top) - len(bottom) - 2
     if len(view.replicas) + len(status.hosts) < room:

@@ -80,7 +80,7 @@ def _show(inventory: Path | None, *, as_json: bool) -> None:
         found = status_action.look_at_cluster(loaded, session.progress)
         session.show(
             lambda: status_document(found, session.paste),
-            lambda: show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste),
+            lambda: show_status(found, session.paste, color=SETTINGS.color, verbosity=SETTINGS.verbosity),
         )
         # One that was asked for and never came up may be a misspelt name.
         for one in reversed(found.head.serves if found.head else ()):

@@ -18,6 +18,7 @@ from vllm_cluster.features.check.render import report_document, show_report
 from vllm_cluster.features.check.render_facts import facts_document, show_facts
 from vllm_cluster.kernel.checks.registry import check_all, unseen
 from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.shell_line import Pasted
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -97,7 +98,7 @@ def judge(text: str) -> None:
     facts = {"gpu1": replace(world.host(1), details=parse.facts("gpu1", ANSWER, deep=True).details), "gpu2": odd}
     for inventory in (world.inventory(), world.inventory(accelerator="cpu")):
         report = CheckReport(check_all(inventory, facts), unseen(inventory, facts), tuple(facts), 1.0)
-        assert harmless(shown_by(lambda report=report: show_report(report, color="never")))  # type: ignore[misc]
-        json.loads(json.dumps(report_document(report)))
+        assert harmless(shown_by(lambda report=report: show_report(report, Pasted, color="never")))  # type: ignore[misc]
+        json.loads(json.dumps(report_document(report, Pasted)))
     assert harmless(shown_by(lambda: show_facts(facts, color="never")))
     json.loads(json.dumps(facts_document(facts)))

@@ -21,6 +21,7 @@ from vllm_cluster.cli.app import app
 from vllm_cluster.features.dashboard import verb
 from vllm_cluster.features.dashboard.render import MAX_EVENTS, MAX_MESSAGE, MAX_POINTS, DashboardFeed, Seen, changes
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.status.local_page import LocalPage
 from vllm_cluster.serving.status.watch import View
@@ -59,7 +60,7 @@ def test_a_closed_standard_output_ends_it_without_an_error(
 
 
 def test_a_page_that_is_opened_late_has_what_was_before() -> None:
-    feed = DashboardFeed(lambda fix: f"{fix} -i a.yaml" if fix else "")
+    feed = DashboardFeed(lambda fix: Pasted(f"{fix} -i a.yaml" if fix else ""))
     assert json.loads(feed.data()[1]) == {}
     feed.show(view(HEAD, WORKER, serve=serving("loading")))
     feed.show(view(HEAD, LOST, serve=serving(), model=MODEL))
@@ -79,7 +80,7 @@ def keys_of(schema: Any) -> set[str]:
 
 def test_the_page_reads_keys_that_are_there() -> None:
     """A key that is renamed shows as `undefined` in a browser, and as an error nowhere."""
-    page = DashboardFeed(str).page()[1].decode()
+    page = DashboardFeed(Pasted).page()[1].decode()
     top: Any = validator("watch").schema
     parts = {"serve": "serving", "model": "model"}
     objects = {"view": top, **{name: top["properties"][key] for name, key in parts.items()}}
@@ -95,7 +96,7 @@ def test_the_page_reads_keys_that_are_there() -> None:
 # fault: features/dashboard/render.py: "message": message[:MAX_MESSAGE]} → "message": message}
 def test_a_head_with_long_words_fills_no_memory() -> None:
     """A detail of 60,000 characters, another each time, took 266 MB within minutes."""
-    feed = DashboardFeed(str)
+    feed = DashboardFeed(Pasted)
     for number in range(MAX_EVENTS):
         one = replace(serving("loading"), detail="\U0001f600" * 60_000, attempt=number)
         feed.show(view(HEAD, serve=one))
@@ -104,7 +105,7 @@ def test_a_head_with_long_words_fills_no_memory() -> None:
 
 # fault: features/dashboard/render.py: deque(maxlen=MAX_POINTS) → deque()
 def test_what_it_keeps_is_bounded() -> None:
-    feed = DashboardFeed(str)
+    feed = DashboardFeed(Pasted)
     for number in range(MAX_POINTS + 5):
         feed.show(view(HEAD if number % 2 else replace(HEAD, state="stopped"), serve=serving()))
     found = json.loads(feed.data()[1])
@@ -114,7 +115,7 @@ def test_what_it_keeps_is_bounded() -> None:
 # fault: features/dashboard/render.py: self._before = Seen.of(view) → self._before, self._held = Seen.of(view), view
 def test_it_keeps_no_view() -> None:
     """Each has all texts of the head's status, and there is one more while the next is read."""
-    feed, shown = DashboardFeed(str), view(HEAD, serve=serving())
+    feed, shown = DashboardFeed(Pasted), view(HEAD, serve=serving())
     feed.show(shown)
     left = weakref.ref(shown)
     del shown
@@ -146,7 +147,7 @@ def test_what_counts_as_an_event(before: View | None, now: View, texts: list[str
 
 
 def test_the_page_is_self_contained_and_makes_no_markup_of_what_hosts_write() -> None:
-    kind, body = DashboardFeed(str).page()
+    kind, body = DashboardFeed(Pasted).page()
     text = body.decode()
     assert kind.startswith("text/html")
     assert (
@@ -162,7 +163,7 @@ def test_the_page_is_self_contained_and_makes_no_markup_of_what_hosts_write() ->
 # fault: features/dashboard/dashboard.js: Object.hasOwn(rows, name) ? rows[name] : undefined → rows[name]
 def test_no_row_is_looked_up_by_a_name_that_each_object_has() -> None:
     """A host called `constructor` had a load that was a function, and the page drew nothing any more."""
-    script = DashboardFeed(str).page()[1].decode().partition("<script")[2]
+    script = DashboardFeed(Pasted).page()[1].decode().partition("<script")[2]
     by_name = re.findall(r"(?:\.|\b)(?:view|loads|replica_loads|rows)\[[a-z][\w.]*\]", script)
     assert by_name == ["rows[name]"]
     assert "Object.hasOwn(rows, name) ? rows[name]" in script
@@ -170,14 +171,14 @@ def test_no_row_is_looked_up_by_a_name_that_each_object_has() -> None:
 
 # fault: features/dashboard/dashboard.js: `this page cannot draw what it was given → `vcluster dashboard has ended
 def test_what_cannot_be_drawn_does_not_end_the_program() -> None:
-    script = DashboardFeed(str).page()[1].decode().partition("async function again()")[2]
+    script = DashboardFeed(Pasted).page()[1].decode().partition("async function again()")[2]
     asked, drawn = script.split("draw(last", 1)
     assert "has ended" in asked and "has ended" not in drawn
     assert "cannot draw" in drawn
 
 
 def test_health_failure_and_hosts_come_before_the_charts() -> None:
-    page = DashboardFeed(str).page()[1].decode()
+    page = DashboardFeed(Pasted).page()[1].decode()
     ids = re.findall(r'id="([a-z-]+)"', page)
     assert ids[: ids.index("charts") + 1] == [
         *("title", "phase", "changed", "last-failure", "problems", "overview", "tiles", "replicas", "charts"),
@@ -195,7 +196,7 @@ def luminance(color: str) -> float:
 @pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
 def test_every_colour_of_text_is_readable_on_its_background(place: int) -> None:
     """By WCAG AA, 4.5 to 1."""
-    page = DashboardFeed(str).page()[1].decode()
+    page = DashboardFeed(Pasted).page()[1].decode()
     rule = re.findall(r":root \{(.*?)\}", page, re.DOTALL)[place]
     colors = dict(re.findall(r"(background|color|--[a-z]+): #([0-9a-f]+)", rule))
     assert colors.keys() == {"background", "color", "--muted", "--bad", "--good", "--line"}
@@ -211,7 +212,7 @@ def test_every_colour_of_text_is_readable_on_its_background(place: int) -> None:
 def test_a_failure_and_the_hosts_are_seen_without_a_scroll(width: int, height: int) -> None:
     """In a real browser; nothing is wider than the window, and every picture has a name."""
     failed = ServeFailure(1_799_999_000.0, "Ray has lost 10.0.0.2", tuple(f"line {n}" for n in range(30)))
-    feed = DashboardFeed(str)
+    feed = DashboardFeed(Pasted)
     for phase in ("ready", "loading"):
         feed.show(view(HEAD, LOST, serve=replace(serving(phase), first_failure=failed, failure=failed)))
     with LocalPage({"": feed.page, "data": feed.data}) as page, Browser() as browser:

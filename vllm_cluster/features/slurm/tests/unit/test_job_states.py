@@ -18,6 +18,7 @@ from vllm_cluster.features.slurm.render import without_log
 from vllm_cluster.features.slurm.verb import MAX_LINES, PIECE
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.transport.base import Result, Transport
 
 MARK = "@@0123"
@@ -240,7 +241,7 @@ def test_the_output_of_a_job_is_a_file_alone(output: str, login: str, shown: str
     """Its name is a text of the login node, and its option became one of a command that a person pastes."""
     state = SlurmJob("7", "failed", "FAILED", "/jobs/7", None, "", (), 0, {}, False, output)
     node = LoginNode(cast(Transport, None), SYSTEM, login)
-    lines = [*without_log(state, 0, node.line, node.line_there)]
+    lines = [*without_log(state, 0, node.line, node.line_there, Pasted)]
     assert lines[2:] == ([f"fix:     {shown}"] if shown else [])
     if shown:
         words = shlex.split(shown)
