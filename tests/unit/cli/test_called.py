@@ -37,7 +37,7 @@ def test_help_and_usage_have_the_name_that_was_called(words: list[str], tmp_path
     assert max(map(len, wrapped.splitlines())) <= 100
 
 
-# fault: kernel/terminal/output.py: Style(label + as_called(unbroken(clean(text))) → Style(label + unbroken(clean(text))
+# fault: kernel/terminal/output.py: Style(label + as_called(unbroken(cleaned(text))) → Style(label + (unbroken(cleaned(text)))
 @pytest.mark.spans
 @pytest.mark.parametrize(
     ("words", "fixes"),

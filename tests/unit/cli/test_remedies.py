@@ -268,7 +268,7 @@ def test_a_command_in_a_warning_has_the_inventory_too(
     assert f"; vcluster up{option} --forget gpu2\n" in capsys.readouterr().err
 
 
-# fault: kernel/terminal/edge.py: return Pasted(unbroken(with_inventory(text, inventory))) →
+# fault: kernel/terminal/edge.py: unbroken(with_inventory(text, inventory)) → unbroken(text)
 @pytest.mark.spans
 @pytest.mark.parametrize(
     ("words", "fix"),

@@ -19,6 +19,7 @@ from vllm_cluster.features.slurm.feature import SLURM
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal import edge, words
 from vllm_cluster.kernel.terminal.settings import SETTINGS, Known
+from vllm_cluster.kernel.terminal.typed import guessed
 
 INVENTORY = "version: 1\ncluster: lab\nimage: a/b:c\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS, "slurm": SLURM}
@@ -94,6 +95,9 @@ def test_no_consent_is_given_to_a_guess(typed: str, fix: str, monkeypatch: pytes
     found = call(*typed.split())
     assert isinstance(found, UsageError)
     assert found.hint == fix
+    # A verb without the option may be a slip too, for one that has it.
+    monkeypatch.setattr(SETTINGS, "known", Known({"-x": ("-x",)}))
+    assert guessed("vcluster", "down", "--yes", "--", "-y") == "vcluster down -- -y"
 
 
 # fault: kernel/terminal/words.py: if not others: → if others or own:

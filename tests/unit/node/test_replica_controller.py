@@ -252,7 +252,7 @@ def test_a_node_that_up_makes_again_is_not_a_failure_of_the_model(world: World) 
         assert waiting.failure is waiting.first_failure is None
         world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: f"id-{attempt}"})
         world.phase("ready", attempt=attempt)
-    assert f"{by} makes the node of {WORKER} again (vcluster up)" in (world.state / "results.jsonl").read_text()
+    assert f"{by} makes the node of {WORKER} again by vcluster up" in (world.state / "results.jsonl").read_text()
     world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: "lost"})
     assert world.phase("ready", attempt=4).failure.summary == f"Ray has lost {WORKER}"
 

@@ -380,7 +380,7 @@ def test_a_job_is_submitted_from_the_current_folder(cluster: Slurm, words: Seque
     assert (facts["WorkDir"], facts["StdOut"]) == (str(cluster.folder), str(printed))
 
 
-# fault: features/slurm/render.py: yield to_paste("fix:     ", there("sinfo", Option("-o"), "%P %l %D %G")) → pass
+# fault: features/slurm/render.py: yield to_paste("fix:     ", paste(there("sinfo", Option("-o"), "%P %l %D %G"))) → pass
 def test_a_job_that_waits_without_end_has_failed(cluster: Slurm) -> None:
     """Slurm takes a job of more time than its partition allows, and never starts it."""
     found = Job(cluster, *JOB, "--time", "2-00:00:00")

@@ -468,7 +468,7 @@ def test_what_the_script_would_leave_out_is_refused(
     assert (done.returncode, text in done.stderr, fix in done.stderr) == (2, True, True), done.stderr
 
 
-# fault: kernel/terminal/program.py: hint = command_line(*ctx.command_path.split(), near → hint = command_line(near
+# fault: kernel/terminal/program.py: hint = guessed(*ctx.command_path.split(), near → hint = guessed(near
 # fault: kernel/terminal/words.py: return same if same in known else _nearest → return _nearest
 # fault: features/slurm/verb.py: _ensure_no_slip(asked.model) → pass
 @pytest.mark.parametrize(
