@@ -14,6 +14,7 @@ import pytest
 from tests.support.logs import explained
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import NEEDLES, SIGNS, WORKS, kind_of
+from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.kernel.explain.log_line import parse_line
 from vllm_cluster.kernel.explain.prefix import section
 from vllm_cluster.kernel.explain.progress import is_trouble
@@ -99,7 +100,7 @@ def test_the_time_of_a_line_is_not_taken_from_what_it_logs() -> None:
         assert (line.time, line.dated) == (parse_line(b"ERROR 05-02 09:11:10 [a.py:1] x").time, False)
 
 
-# fault: kernel/explain/scan.py: if self._streams and self._room.left < STREAM_BYTES: → if False:
+# fault: kernel/explain/scan.py: if name not in self._streams and self._streams and self._room.left < STREAM_BYTES: → if False:
 # fault: kernel/explain/scan.py: return [scan(source, tick, room) for → return [scan(source, tick) for
 @pytest.mark.promise("P23")
 def test_logs_of_more_hosts_than_there_are_share_one_bound() -> None:
@@ -109,11 +110,13 @@ def test_logs_of_more_hosts_than_there_are_share_one_bound() -> None:
 
     found = scan_all(map(source, range(4)))
     assert [len(one.streams) for one in found[:2]] == [MAX_STREAMS // 2 - 1] * 2  # beside the first one
-    assert sum(len(one.streams) for one in found) == MAX_STREAMS
+    # Each file has one more, of the hosts that have none of their own.
+    assert sum(len(one.streams) for one in found) == MAX_STREAMS + 2
     assert all(one.strange or one.trouble or one.raised for one in found)
 
 
 # fault: kernel/explain/scan.py: few=self._room.left < STREAM_BYTES → few=False
+# fault: kernel/explain/stream.py: keep_few(self.seen) → pass
 @pytest.mark.promise("P23")
 def test_what_is_kept_of_all_hosts_has_one_bound() -> None:
     """Each of them fails in many ways: 8 MB of such lines took 223 MB."""
@@ -127,6 +130,22 @@ def test_what_is_kept_of_all_hosts_has_one_bound() -> None:
         tracemalloc.stop()
     assert len(found.streams) > 100
     assert peak < 3 * MAX_STREAMS * STREAM_BYTES
+
+
+# fault: kernel/explain/scan.py: if name not in self._streams and self._streams and → if self._streams and
+# fault: kernel/explain/scan.py: ("" if name == _OTHERS else name) → name
+@pytest.mark.parametrize("known", [True, False])
+def test_a_host_is_not_taken_for_another_where_there_is_no_room_left(known: bool) -> None:
+    """The restart of one host took away what had failed on another: both had become the first one."""
+    hosts = [f"gpu{at} | INFO 11-20 12:00:00 [x.py:1] vLLM API server version 0.9.1\n" for at in range(MAX_STREAMS + 9)]
+    failed, other = (200, 7) if known else (MAX_STREAMS + 5, 7)
+    end = (
+        f"gpu{failed} | ERROR 11-20 13:00:00 [x.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to get it.\n"
+        f"gpu{other} | INFO 11-20 13:01:00 [x.py:1] vLLM API server version 0.9.1\n"
+    )
+    found = diagnose([scan(LogSource("a.log", [(1, "".join(hosts).encode()), (len(hosts) + 1, end.encode())]))])
+    assert found.cause and found.cause.failure.slug == "gpu-memory-full"
+    assert found.cause.places[0].host == (f"gpu{failed}" if known else "")
 
 
 # fault: kernel/explain/catalogue.py: any(one.text.decode() in mark for mark in marks) → any(one.text.decode() == mark[1:] for mark in marks)

@@ -230,7 +230,7 @@ def test_an_inventory_of_another_user_where_all_may_write_must_be_named(foreign:
 
 # fault: kernel/inventory/find.py: there = _is_own(start / sandbox, start) → there = _seen(start / sandbox)
 # fault: kernel/inventory/find.py: if _is_own(up / path, up)), None) → if _seen(up / path)), None)
-# fault: kernel/inventory/find.py: if _is_own(inside, path.parent) → if _seen(inside)
+# fault: kernel/inventory/find.py: and not _is_own(inside, path.parent): → and False:
 # fault: kernel/inventory/find.py: not any(map(_others, way)) → not _others(path)
 @pytest.mark.parametrize("own", ["nothing", "the file", "all"])
 def test_no_remedy_names_an_inventory_of_another_user(

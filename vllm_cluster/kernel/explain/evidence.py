@@ -19,7 +19,7 @@ from vllm_cluster.kernel.explain.ranks import Ranks
 LAST_TROUBLE = 12
 _NUMBERS = re.compile(r"\d+")
 LINE_BYTES, MATCH_BYTES = 700, 2000  # that are kept of a line and of a sign, beside their texts
-RECENT = 64  # places of one sign, the last ones
+RECENT, FEW = 64, 4  # places of one sign, the last ones; and where there is little room
 STOPS = 100  # times at which vLLM was stopped by a request
 FORMS, FORM = 256, 56  # errors that are over, and characters by which one is known again
 FAILED = 256  # times at which something failed, each a second from the one before
@@ -97,9 +97,20 @@ class SignMatch:
         return self.lines[-1].number if self.lines else self.last.line
 
 
+def _hits(seen: LogScan) -> Iterable[SignMatch]:
+    return chain(seen.hits.values(), seen.before.values(), seen.past)
+
+
+def keep_few(seen: LogScan) -> None:
+    """Let most places of each sign of a log go, the last ones kept."""
+    for hit in _hits(seen):
+        while len(hit.lines) > FEW:
+            hit.lines.popleft()
+
+
 def held(seen: LogScan, lines: Iterable[ErrorLine]) -> int:
     """About how many bytes are kept of a log while it is read: of its signs, and of these lines."""
-    hits = [*seen.hits.values(), *seen.before.values(), *seen.past]
+    hits = list(_hits(seen))
     # Of each line that is kept there is another one at the end, to be shown.
     texts = (LINE_BYTES + 2 * getsizeof(line.parsed.words) for line in chain(lines, *(hit.lines for hit in hits)))
     return MATCH_BYTES * len(hits) + sum(texts)

@@ -35,6 +35,8 @@ ABOVE = 8192  # characters above a line that are looked through for its time
 LEARNT = 64 << 10  # bytes at the beginning of a file that show its prefixes and its year
 # Of all logs of a call: of 1000 hosts 300 files took 1.2 GB, one 220 MB. Each takes this much, or what is kept of it.
 MAX_STREAMS, STREAM_BYTES = 512, 32 << 10
+# The name of all hosts for which there was no room: no host has it.
+_OTHERS = "\n"
 # Each line with a time has this.
 _CLOCK = re.compile(rb":\d\d:\d\d")
 # A line break is found faster than the beginning of a line.
@@ -71,7 +73,7 @@ class LogSource:
 
 @dataclass
 class HostRoom:
-    """What may be kept of further hosts, in bytes: once it is used up, what they write counts as the first one's."""
+    """What may be kept of further hosts, in bytes: once it is used up, those that were not seen before are as one."""
 
     left: int = MAX_STREAMS * STREAM_BYTES
 
@@ -327,9 +329,9 @@ class _LogFile:
             stream.answered(stream.place(line, parsed, time))
 
     def _stream(self, parsed: LogLine, line: int) -> HostStream:
-        if self._streams and self._room.left < STREAM_BYTES:
-            return next(iter(self._streams.values()))
         name = "" if self._source.host else parsed.host or self._section(line)
+        if name not in self._streams and self._streams and self._room.left < STREAM_BYTES:
+            name = _OTHERS
         return self._streams.get(name) or self._new_stream(name)
 
     def _section(self, line: int) -> str:
@@ -342,7 +344,7 @@ class _LogFile:
             self._take(name, STREAM_BYTES)
             seen = LogScan(self._source.name)
             self._first.streams.append(seen)
-        seen.host = self._source.host or name
+        seen.host = self._source.host or ("" if name == _OTHERS else name)
         return self._streams.setdefault(name, HostStream(seen, self._names))
 
     def _take(self, name: str, size: int) -> None:

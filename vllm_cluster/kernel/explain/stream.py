@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
 from vllm_cluster.kernel.explain.communicators import connected, warned
-from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch, held
+from vllm_cluster.kernel.explain.evidence import (
+    LAST_TROUBLE,
+    ErrorLine,
+    LogPosition,
+    LogScan,
+    Raised,
+    SignMatch,
+    held,
+    keep_few,
+)
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
     SHOWN,
@@ -277,10 +286,11 @@ class HostStream:
             self._strange(ErrorLine(number, parsed, self._time))
 
     def settle(self, *, few: bool = False) -> int:
-        """Let a piece go that was read, and with `few` all but two exceptions; about how many bytes are kept."""
+        """Let a piece go that was read, and with `few` most of what is kept; about how many bytes that is."""
         if few:
             del self._raised[1:-1]
             self._raised_words = {line.parsed.words for line, *_ in self._raised}
+            keep_few(self.seen)
         self._raised = [(line, nearby.alone(), root) for line, nearby, root in self._raised]
         lines = [*self._trouble, *(line for line, *_ in self._raised)]
         return held(self.seen, lines) + sum(len(nearby.part) for _, nearby, _ in self._raised)

@@ -151,11 +151,10 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
-            missing = (
-                None
-                if _is_own(inside, path.parent)
-                else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
-            )
+            if _seen(inside) and not _is_own(inside, path.parent):
+                text = f"{text}, and its {DEFAULT_NAME} belongs to another user, who may have it run commands here"
+                raise InventoryError(text, hint=command_line("ls", Option("-l"), str(path))) from None
+            missing = None if _seen(inside) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
             # As it may have been typed: a dot is the current folder.
             typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
             meant = {key: value for word in typed for key, value in _instead(word, inside).items()}

@@ -78,7 +78,7 @@ def short_key(at: SshEndpoint, shown: str, bits: int) -> HostKeyRejected:
 
 def only_ssh(at: SshEndpoint, why: str) -> OpenSshNeeded:
     """The host's ssh_config asks for what Fabric cannot do."""
-    return OpenSshNeeded(at.name, why, hint="choose the openssh transport for this host")
+    return OpenSshNeeded(at.name, why, hint="set ssh.transport: openssh in the inventory")
 
 
 def revoked_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:

@@ -41,7 +41,7 @@ DEFAULT_PORT = 22
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
 _BAD_USER = re.compile(r"""^-|[\s\0-\x1f\x7f'"`;&<>|(){}]|\\$|^$""")
 _TOKEN = re.compile(r"%(.)")
-_PROXY_TOKENS = ("%%", "%h", "%n", "%p", "%r")
+_PROXY_TOKENS = ("%%", "%h", "%k", "%n", "%p", "%r")
 # What keeps a session from running a command with its input; `ssh -G` shows whether this ssh knows them (8.7).
 _SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
 # Words that restrict a connection and that ssh alone honours, and with which values they do.
@@ -196,9 +196,10 @@ def expand(text: str, resolved: SshEndpoint) -> str:
         if token not in _PROXY_TOKENS:
             raise UsageError(
                 f"{resolved.name}: ssh refuses ProxyCommand {text!r}: unknown key {token}",
-                hint="use %h, %n, %p and %r alone in it, and %% for a %",
+                hint="use %h, %k, %n, %p and %r alone in it, and %% for a %",
             )
-    return _expand(text, resolved.destination, resolved.host, resolved.port, resolved.user)
+    name = resolved.host_key_alias or resolved.destination
+    return _expand(text, resolved.destination, resolved.host, resolved.port, resolved.user, known_as=name)
 
 
 def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ...]) -> SshEndpoint:
@@ -236,10 +237,13 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
     _refuse(_BAD_HOST, host, f"{target.name}: HostName")
     _refuse(_BAD_USER, user, f"{target.name}: User")
 
+    alias = _one(words, "hostkeyalias") or target.destination
+
     def paths(key: str) -> tuple[Path, ...]:
         # Of these, only known_hosts may have several paths on a line.
         values = [value for line in words.get(key, []) for value in (_files(line) if "known" in key else [line])]
-        filled = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
+        named = (value for value in values if value != "none")
+        filled = (_expand(value, target.destination, host, port, user, known_as=alias) for value in named)
         return tuple(dict.fromkeys(expanded(value) for value in filled))
 
     return SshEndpoint(
@@ -338,7 +342,7 @@ def _refuse(bad: re.Pattern[str], text: str, what: str) -> None:
         raise UsageError(f"{what} {text!r} is not a name that ssh may be given", hint="use letters, digits and . - _")
 
 
-def _expand(text: str, destination: str, host: str, port: int, user: str) -> str:
+def _expand(text: str, destination: str, host: str, port: int, user: str, *, known_as: str) -> str:
     here = socket.gethostname()
     values = {
         "%": "%",
@@ -346,7 +350,7 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
         "p": str(port),
         "r": user,
         "n": destination,
-        "k": host,
+        "k": known_as,
         "d": str(expanded("~")),
         "u": os.environ.get("USER", ""),
         "i": str(os.getuid()),

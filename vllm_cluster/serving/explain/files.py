@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.explain.log_line import UNDATED
 from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.kernel.laptop import open_given
 from vllm_cluster.kernel.shell_line import command_line
@@ -28,6 +29,8 @@ MAX_BYTES = 64 << 30
 # What all packed files of a call may unpack to: 0.5 MB held 500 MB, and took 95 s without a line of an error in it.
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_FILES = 1000
+# No log is older: in 2023.
+FIRST_RELEASE = 1_672_531_200.0
 # What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
 _LOG = re.compile(r"\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
 
@@ -99,7 +102,8 @@ def _open(path: Path, unpacked: _Unpacked) -> LogSource:
     if not os.access(path, os.R_OK):
         raise UsageError(f"{path} cannot be read: permission denied", hint=command_line("stat", str(path)))
     parts = _parts(str(path), lambda: open_given(path), unpacked)
-    return LogSource(str(path), parts, newest=about.st_mtime)
+    # An archive may have kept no times: there was no vLLM then.
+    return LogSource(str(path), parts, newest=about.st_mtime if about.st_mtime > FIRST_RELEASE else UNDATED)
 
 
 def _parts(name: str, start: Callable[[], IO[bytes]], unpacked: _Unpacked) -> Iterator[tuple[int, bytes]]:

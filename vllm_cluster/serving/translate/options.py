@@ -151,7 +151,8 @@ class _CommandLine:
         given = self._taken.get("--enable-expert-parallel")
         self._given_nothing(tp, pp)
         name = self._taken.get("--served-model-name")
-        if name:
+        if name and (name.text or name.missing):
+            self._complete(name)
             self._ensure_name("name", name)
         return Translation(
             model.text,

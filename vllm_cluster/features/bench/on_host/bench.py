@@ -35,7 +35,8 @@ FOLDER = "vcluster-bench-"
 
 @dataclass(frozen=True)
 class _Model:
-    max_model_len: Count
+    # An adapter's row has none.
+    max_model_len: Count | None = None
 
 
 @dataclass(frozen=True)

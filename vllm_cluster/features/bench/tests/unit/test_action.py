@@ -203,6 +203,7 @@ def test_a_prompt_that_does_not_fit_is_reported_before_anything_runs(monkeypatch
     [
         ({"data": [{"id": "m", "max_model_len": 4096}]}, 4096),
         ({"data": [{"id": "m"}]}, None),
+        ({"data": [{"id": "m", "max_model_len": 4096}, {"id": "adapter", "max_model_len": None}]}, 4096),
         ({"data": [{"id": "m", "max_model_len": float("inf")}]}, None),
         ({"data": [{"id": "m", "max_model_len": 10**400}]}, None),
         ({"data": [{"id": "m", "max_model_len": 1}], "more": [[]] * 250_000}, None),
