@@ -199,6 +199,13 @@ def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.Mo
     assert error.instead["model=other"] == "model=llama"
 
 
+# fault: serving/endpoint/api.py: nearest(model, names) or served → served
+def test_of_several_that_are_served_the_one_that_is_alike_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelApi, "_names", lambda *_: ["llama", "my-model"])
+    error, _ = failure(monkeypatch, Head([READY]), Refused(404, "not found"), model="my-modle")
+    assert error.instead["model=my-modle"] == "model=my-model"
+
+
 # fault: serving/endpoint/api.py: if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model: → if False:
 def test_another_model_that_is_still_starting_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is ready was waited for, and named."""

@@ -18,7 +18,7 @@ from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.kernel.explain.log_line import parse_line
 from vllm_cluster.kernel.explain.prefix import section
 from vllm_cluster.kernel.explain.progress import is_trouble
-from vllm_cluster.kernel.explain.scan import MAX_STREAMS, STREAM_BYTES, LogSource, scan, scan_all
+from vllm_cluster.kernel.explain.scan import MAX_STREAMS, STREAM_BYTES, HostRoom, LogSource, scan, scan_all
 from vllm_cluster.kernel.explain.signs import classify
 
 LINES = 3000
@@ -115,21 +115,47 @@ def test_logs_of_more_hosts_than_there_are_share_one_bound() -> None:
     assert all(one.strange or one.trouble or one.raised for one in found)
 
 
+# Signs of which each host writes many.
+FAILING = (
+    *("NCCL WARN Call to connect failed: Connection refused", "torch.OutOfMemoryError: CUDA out of memory."),
+    *("OSError: [Errno 28] No space left on device", "RuntimeError: NCCL error: unhandled system error"),
+    *("ModuleNotFoundError: No module named 'ray'", "ConnectionResetError: [Errno 104] Connection reset by peer"),
+    *("RuntimeError: No CUDA GPUs are available", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
+)
+
+
 # fault: kernel/explain/scan.py: few=self._room.left < STREAM_BYTES → few=False
-# fault: kernel/explain/stream.py: keep_few(self.seen) → pass
 @pytest.mark.promise("P23")
 def test_what_is_kept_of_all_hosts_has_one_bound() -> None:
     """Each of them fails in many ways: 8 MB of such lines took 223 MB."""
-    lines = [f"host{at % 400}: [rank{at}]: RuntimeError: a{at}\n" for at in range(60_000)]
-    parts = [(at + 1, "".join(lines[at : at + 6000]).encode()) for at in range(0, len(lines), 6000)]
+    # A tenth of the room that there is.
+    hosts, room = 50, HostRoom(MAX_STREAMS * STREAM_BYTES // 10)
+    most = 3 * room.left
+    lines = [f"host{at % hosts}: [rank{at}]: RuntimeError: a{at}\n" for at in range(hosts * 100)]
+    parts = [(at + 1, "".join(lines[at : at + 500]).encode()) for at in range(0, len(lines), 500)]
     tracemalloc.start()
     try:
-        found = scan(LogSource("a.log", parts))
+        found = scan(LogSource("a.log", parts), room=room)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(found.streams) > 100
-    assert peak < 3 * MAX_STREAMS * STREAM_BYTES
+    assert len(found.streams) == hosts - 1
+    assert peak < most
+
+
+# fault: kernel/explain/stream.py: held(self.seen, lines, few=few) → held(self.seen, lines, few=False)
+@pytest.mark.promise("P23")
+def test_few_places_of_each_sign_are_kept_where_there_is_little_room() -> None:
+    hosts, each = 10, 8 * len(FAILING)
+    what = (FAILING[at // hosts % len(FAILING)] for at in range(hosts * each))
+    lines = [f"host{at % hosts}: ERROR {one} {at}\n" for at, one in enumerate(what)]
+    parts = [(at + 1, "".join(lines[at : at + 80]).encode()) for at in range(0, len(lines), 80)]
+    kept = []
+    for room in (HostRoom(), HostRoom((hosts - 1) * STREAM_BYTES)):
+        found = scan(LogSource("a.log", parts), room=room)
+        assert len(found.streams) == hosts - 1
+        kept.append(sum(len(hit.recent) for one in found.streams for hit in one.hits.values()))
+    assert 0 < kept[1] < 0.7 * kept[0]
 
 
 # fault: kernel/explain/scan.py: if name not in self._streams and self._streams and → if self._streams and

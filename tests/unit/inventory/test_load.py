@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tests.support.inventories import load
 from tests.unit.inventory.texts import SMALLEST, TOP, read
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory import find as find_module
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution, load_text
 from vllm_cluster.kernel.inventory.local_files import ensure_ssh_config, missing_identities
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
@@ -211,21 +212,38 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-# fault: kernel/inventory/find.py:             _ensure_own(folder, start) →             pass
-# fault: kernel/inventory/find.py: if _others(path) and (folder != start or → if _others(path) and (
-def test_an_inventory_of_another_user_above_must_be_named(foreign: Path) -> None:
+@pytest.mark.parametrize("below", ["deep", "."])
+def test_an_inventory_of_another_user_must_be_named(below: str, foreign: Path) -> None:
     with pytest.raises(InventoryError, match=r"project/inventory.yaml belongs to another user") as caught:
-        load(None, cwd=foreign.parent / "deep")
+        load(None, cwd=foreign.parent / below)
     assert caught.value.again == ("-i", str(foreign))
     assert load(foreign, cwd=foreign.parent / "deep").path == foreign
-    assert load(None, cwd=foreign.parent).path == foreign
 
 
-# fault: kernel/inventory/find.py: folder.stat().st_mode & stat.S_IWOTH → False
-def test_an_inventory_of_another_user_where_all_may_write_must_be_named(foreign: Path) -> None:
-    foreign.parent.chmod(0o1777)
+# fault: kernel/inventory/find.py: if os.fstat(stream.fileno()).st_uid not in → if 0 not in
+def test_an_inventory_is_judged_once_it_is_open(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two looks its name led to another user's file."""
+    monkeypatch.setattr(find_module, "_others", lambda _: set())
     with pytest.raises(InventoryError, match="belongs to another user"):
         load(None, cwd=foreign.parent)
+
+
+# fault: kernel/inventory/find.py:             _ensure_own(folder, start) →             pass
+# fault: kernel/inventory/find.py: if folder != start and (by := changed_by_others(folder)): → if False:
+# fault: kernel/inventory/find.py: if folder != start and (by := → if (by :=
+def test_an_own_inventory_above_where_others_may_write_must_be_named(tmp_path: Path) -> None:
+    """They may replace what it names, as the ssh_config beside it."""
+    group = tmp_path / "group"
+    (group / "me").mkdir(parents=True)
+    (group / ".git").mkdir()
+    (group / "inventory.yaml").write_text(SMALLEST)
+    group.chmod(0o777)
+    with pytest.raises(InventoryError, match=r"others may change .*group: it may have commands run here") as caught:
+        load(None, cwd=group / "me")
+    assert caught.value.again == ("-i", str(group / "inventory.yaml"))
+    assert load(None, cwd=group).path == group / "inventory.yaml"
+    group.chmod(0o755)
+    assert load(None, cwd=group / "me").path == group / "inventory.yaml"
 
 
 # fault: kernel/inventory/find.py: there = _is_own(start / sandbox, start) → there = _seen(start / sandbox)

@@ -16,7 +16,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
-from vllm_cluster.kernel.plan.identity import authority, node_of
+from vllm_cluster.kernel.plan.identity import authority, find_foreign, node_of
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.spec import ROLE
 from vllm_cluster.kernel.shell_line import Option, command_line
@@ -24,6 +24,8 @@ from vllm_cluster.kernel.text import size
 from vllm_cluster.serving.consent import Confirm, ask_removal, served_by
 from vllm_cluster.wire.pull import CacheSize
 from vllm_cluster.wire.reading import RefusedDocument
+
+RUNS = ("running", "paused", "restarting")
 
 
 def remove_model(
@@ -46,6 +48,7 @@ def remove_model(
     require_name(inventory, list(hosts))
     names = [name for name in inventory.hosts if not hosts or name in hosts]
     with looked_at(inventory, emit, runtime) as there:
+        _refuse_others(there, names)
         _refuse_used(there, place)
         found = _sizes(there, place, names)
         freed = 0
@@ -55,6 +58,7 @@ def remove_model(
                 lease.acquire()
                 # Another person may have begun to serve or to pull it before the answer, also in a new container.
                 now = replace(there, facts=facts_of(inventory, there.fleet))
+                _refuse_others(now, names)
                 _refuse_used(now, place)
                 freed = _remove(now, place, found)
         gone = f"Removed {model} from {', '.join(found)}: {size(freed)}."
@@ -62,6 +66,16 @@ def remove_model(
         text += "" if found else _meant(there, model, names)
         emit(Event("result", text, data={"model": model, "hosts": list(found), "removed_bytes": freed}))
         return freed
+
+
+def _refuse_others(hosts: PullHosts, names: Sequence[str]) -> None:
+    """Refuse where a node of another cluster runs: it alone knows what it serves, and the caches may be one."""
+    containers = ((name, one) for name in names for one in hosts.facts[name].containers)
+    running = {(name, one.name) for name, one in containers if one.state in RUNS}
+    for other in find_foreign(hosts.inventory, hosts.facts):
+        if (other.host, other.name) in running:
+            text = f"{other.host}: a node of {other.cluster} runs, and may serve it"
+            raise PreflightFailed(text, hint="use the inventory of that cluster: its node is asked")
 
 
 def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
@@ -79,7 +93,7 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
         raise PreflightFailed(f"the model of {inventory.cluster} is unknown: {served.unknown}", hint="vcluster status")
     for name in heads:
         node = node_of(inventory.cluster, facts[name])
-        if node is None or node.labels.get(ROLE) != "head" or node.state not in ("running", "paused", "restarting"):
+        if node is None or node.labels.get(ROLE) != "head" or node.state not in RUNS:
             continue
         for served_name, words in _words(NodeHandle(hosts.fleet.connections[name], inventory.cluster)).items():
             if place.is_named_in(words, inventory.model_cache):

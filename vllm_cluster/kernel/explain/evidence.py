@@ -6,7 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -97,20 +97,14 @@ class SignMatch:
         return self.lines[-1].number if self.lines else self.last.line
 
 
-def _hits(seen: LogScan) -> Iterable[SignMatch]:
-    return chain(seen.hits.values(), seen.before.values(), seen.past)
+def held(seen: LogScan, lines: Iterable[ErrorLine], *, few: bool) -> int:
+    """About how many bytes are kept of a log while it is read: of its signs, and of these lines.
 
-
-def keep_few(seen: LogScan) -> None:
-    """Let most places of each sign of a log go, the last ones kept."""
-    for hit in _hits(seen):
-        while len(hit.lines) > FEW:
-            hit.lines.popleft()
-
-
-def held(seen: LogScan, lines: Iterable[ErrorLine]) -> int:
-    """About how many bytes are kept of a log while it is read: of its signs, and of these lines."""
-    hits = list(_hits(seen))
+    With `few` only the last places of each sign are kept from here on.
+    """
+    hits = [*seen.hits.values(), *seen.before.values(), *seen.past]
+    for hit in hits if few else ():
+        hit.lines = deque(islice(hit.lines, max(0, len(hit.lines) - FEW), None), maxlen=RECENT)
     # Of each line that is kept there is another one at the end, to be shown.
     texts = (LINE_BYTES + 2 * getsizeof(line.parsed.words) for line in chain(lines, *(hit.lines for hit in hits)))
     return MATCH_BYTES * len(hits) + sum(texts)

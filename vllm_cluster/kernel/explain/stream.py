@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
 from vllm_cluster.kernel.explain.communicators import connected, warned
-from vllm_cluster.kernel.explain.evidence import (
-    LAST_TROUBLE,
-    ErrorLine,
-    LogPosition,
-    LogScan,
-    Raised,
-    SignMatch,
-    held,
-    keep_few,
-)
+from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch, held
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
     SHOWN,
@@ -290,10 +281,9 @@ class HostStream:
         if few:
             del self._raised[1:-1]
             self._raised_words = {line.parsed.words for line, *_ in self._raised}
-            keep_few(self.seen)
         self._raised = [(line, nearby.alone(), root) for line, nearby, root in self._raised]
         lines = [*self._trouble, *(line for line, *_ in self._raised)]
-        return held(self.seen, lines) + sum(len(nearby.part) for _, nearby, _ in self._raised)
+        return held(self.seen, lines, few=few) + sum(len(nearby.part) for _, nearby, _ in self._raised)
 
     def finish(self) -> None:
         """Complete what was kept as it was read: the last places of signs and of trouble, and exceptions."""

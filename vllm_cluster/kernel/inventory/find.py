@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TextIO
 
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.problems import file_name
-from vllm_cluster.kernel.laptop import here, read_given, real
+from vllm_cluster.kernel.laptop import changed_by_others, here, open_given, read_given, real
 from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 
 DEFAULT_NAME = "inventory.yaml"
@@ -31,7 +30,7 @@ def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
         found = path
     else:
         found = find(cwd or here()) if path is None else (cwd or here()) / path
-    raw = _from_file(found, file_name(found, cwd), cwd)
+    raw = _from_file(found, file_name(found, cwd), cwd) if path is not None else _own_bytes(found)
     # A pipe of a shell is in no folder of the inventory's: what it names is found as with `-`.
     in_no_folder = not found.is_file() or any(map(found.is_relative_to, ("/dev/fd", "/dev/stdin", "/proc")))
     return (None if in_no_folder else found), raw
@@ -68,17 +67,22 @@ def find(cwd: Path) -> Path:
 def _ensure_own(folder: Path, start: Path) -> None:
     """Refuse an inventory of another user that was not named: it may have commands run here.
 
-    Whoever may write above the current folder can put one there, with a `.git` beside it. In the current folder a
-    colleague's is meant, unless all may write there.
+    Whoever may write above the current folder can put one there, with a `.git` beside it, or what an own one names.
 
     Raises:
         InventoryError: it is such a one.
     """
     path = folder / DEFAULT_NAME
-    if _others(path) and (folder != start or folder.stat().st_mode & stat.S_IWOTH):
-        raise InventoryError(
-            f"{path} belongs to another user, who may have it run commands here", again=("-i", str(path))
-        )
+    if _others(path):
+        raise _foreign(path)
+    if folder != start and (by := changed_by_others(folder)):
+        text = f"{path} is not in the current folder, and others may change {by}: it may have commands run here"
+        raise InventoryError(text, again=("-i", str(path)))
+
+
+def _foreign(path: Path) -> InventoryError:
+    text = f"{path} belongs to another user, who may have it run commands here"
+    return InventoryError(text, again=("-i", str(path)))
 
 
 def _others(path: Path) -> set[int]:
@@ -140,6 +144,19 @@ def _home() -> Path | None:
         return real(Path.home())
     except RuntimeError:
         return None
+
+
+def _own_bytes(path: Path) -> bytes:
+    """What is in an inventory that was found: it is judged once it is open, as its name may lead elsewhere by then."""
+    try:
+        with open_given(path) as stream:
+            if os.fstat(stream.fileno()).st_uid not in {0, os.geteuid()}:
+                raise _foreign(path)
+            return stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InventoryError(
+            f"{path}: cannot be read: {error.strerror}", hint=command_line("stat", str(path))
+        ) from None
 
 
 def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:

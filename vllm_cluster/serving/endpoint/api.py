@@ -21,6 +21,7 @@ from vllm_cluster.kernel.errors import (
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_named
 from vllm_cluster.serving.api.answer import ModelReply, OddAnswer, Piece, body, fields_of
@@ -192,9 +193,10 @@ class ModelApi:
             now = self._now()
             served = now.name if now and now.phase == "ready" else None
             if served and served != model:
-                text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(self._names(served))}"
-                forms = ("model=", "--set=model=")
-                return PreflightFailed(text, instead={f"{form}{model}": f"{form}{served}" for form in forms})
+                names = self._names(served)
+                text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(names)}"
+                forms, meant = ("model=", "--set=model="), nearest(model, names) or served
+                return PreflightFailed(text, instead={f"{form}{model}": f"{form}{meant}" for form in forms})
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model:
             other = [one for one in self._rows() if one.name == model]
             if other and all(one.phase != "ready" for one in other):

@@ -150,6 +150,21 @@ def test_what_is_served_stays(world: World) -> None:
     assert rm(world, SERVED)[0].error is None
 
 
+# fault: features/pull/models_remove.py: if (other.host, other.name) in running: → if False:
+# fault: features/pull/models_remove.py: if one.state in RUNS} → }
+def test_what_a_node_of_another_cluster_may_serve_stays(world: World) -> None:
+    other = make.inventory(2, cluster="other")
+    refused = lab.run(world, other, lab.verb(remove_model, confirm=lambda _: True, model="org/model"))
+    assert isinstance(refused.error, PreflightFailed) and "gpu1: a node of lab runs, and may serve it" in str(
+        refused.error
+    )
+    for machine in world.machines.values():
+        box = machine.box("vcluster-lab")
+        assert box
+        box.state = "exited"
+    assert not lab.run(world, other, lab.verb(remove_model, confirm=lambda _: True, model="org/model")).error
+
+
 def test_what_a_flag_names_stays(world: World) -> None:
     requests(world, SERVED, "--tokenizer=org/other")
     assert lab.code(rm(world)[0]) == 3
