@@ -46,7 +46,8 @@ def remedies() -> list[tuple[str, tuple[Word, ...], bool]]:
         for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command_line":
                 words = tuple(_word(one) for one in node.args)
-                if words and words[0][0]:
+                # What sh is given is composed of commands, which are here by themselves.
+                if words and words[0][0] not in (None, "sh"):
                     found.append((f"{room(path)}:{node.lineno}", words, bool(node.keywords)))
     return found
 

@@ -170,7 +170,7 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         if isinstance(error, IsADirectoryError):
             if _seen(inside) and not _is_own(inside, path.parent):
                 text = f"{text}, and its {DEFAULT_NAME} belongs to another user, who may have it run commands here"
-                raise InventoryError(text, hint=command_line("ls", Option("-l"), str(path))) from None
+                raise InventoryError(text, hint=command_line("stat", str(inside))) from None
             missing = None if _seen(inside) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
             # As it may have been typed: a dot is the current folder.
             typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
