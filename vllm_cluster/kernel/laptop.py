@@ -141,7 +141,7 @@ def changed_by_others(folder: Path) -> Path | None:
             continue
         # In a sticky folder, as /tmp, others may add, but not rename.
         added = path == there or not about.st_mode & stat.S_ISVTX
-        writable = stat.S_ISDIR(about.st_mode) and added and _others_write(path, about)
+        writable = stat.S_ISDIR(about.st_mode) and added and others_write(path, about)
         if writable or not (about.st_uid in (0, os.geteuid()) or _of_unmapped_root(path, about.st_uid)):
             return path
     return None
@@ -166,7 +166,7 @@ def _way_to(path: Path) -> Iterator[Path]:
         names += reversed(target.parts[1:] if target.anchor else target.parts)
 
 
-def _others_write(path: Path, about: os.stat_result) -> bool:
+def others_write(path: Path, about: os.stat_result) -> bool:
     """Whether another user may write there; not for a group of this user alone, which umask 002 is made for."""
     import grp  # noqa: PLC0415 - help and completion do not wait for it
     import pwd  # noqa: PLC0415 - as above

@@ -202,6 +202,14 @@ def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def home_of_all(tmp_path: Path) -> Path:
+    """An own inventory in an own folder."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(SMALLEST)
+    return path
+
+
+@pytest.fixture
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An inventory that another user has written into a repository."""
     (tmp_path / "project" / "deep").mkdir(parents=True)
@@ -220,7 +228,16 @@ def test_an_inventory_of_another_user_must_be_named(below: str, foreign: Path) -
     assert load(foreign, cwd=foreign.parent / "deep").path == foreign
 
 
-# fault: kernel/inventory/find.py: if os.fstat(stream.fileno()).st_uid not in → if 0 not in
+# fault: kernel/inventory/find.py: if others_write(path, about): → if False:
+def test_an_inventory_that_others_may_write_must_be_named(home_of_all: Path) -> None:
+    home_of_all.chmod(0o666)
+    with pytest.raises(InventoryError, match=r"others may write .*inventory\.yaml") as caught:
+        load(None, cwd=home_of_all.parent)
+    assert caught.value.hint == f"chmod go-w {home_of_all}"
+    assert load(home_of_all).path == home_of_all
+
+
+# fault: kernel/inventory/find.py: if about.st_uid not in → if 0 not in
 def test_an_inventory_is_judged_once_it_is_open(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two looks its name led to another user's file."""
     monkeypatch.setattr(find_module, "_others", lambda _: set())

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.problems import file_name
-from vllm_cluster.kernel.laptop import changed_by_others, here, open_given, read_given, real
+from vllm_cluster.kernel.laptop import changed_by_others, here, open_given, others_write, read_given, real
 from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 
 DEFAULT_NAME = "inventory.yaml"
@@ -150,8 +150,14 @@ def _own_bytes(path: Path) -> bytes:
     """What is in an inventory that was found: it is judged once it is open, as its name may lead elsewhere by then."""
     try:
         with open_given(path) as stream:
-            if os.fstat(stream.fileno()).st_uid not in {0, os.geteuid()}:
+            about = os.fstat(stream.fileno())
+            if about.st_uid not in {0, os.geteuid()}:
                 raise _foreign(path)
+            if others_write(path, about):
+                raise InventoryError(
+                    f"others may write {path}, and it may have commands run here",
+                    hint=command_line("chmod", "go-w", str(path)),
+                )
             return stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise InventoryError(
