@@ -32,8 +32,7 @@ def pasteable(output: str) -> Iterator[str]:
     """The command lines in what was printed: what is behind a label, and from a program's name to the line's end."""
     for line in output.splitlines():
         if line.startswith("{"):
-            # A label is written beside a remedy for people; in a value of a document it is text.
-            yield from (found[0] for text in _texts(json.loads(line)) if (found := _COMMAND.search(text)))
+            yield from (part for text in _texts(json.loads(line)) for part in pasteable(text))
         elif found := _LABEL.match(line.strip()):
             yield found[1]
         elif command := _COMMAND.search(line):

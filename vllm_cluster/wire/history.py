@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from vllm_cluster.wire.values import Count, Line, between, shaped
+from vllm_cluster.wire.values import Count, Line, RunName, between
 
 # In seconds since 1970, to the year 9999: one of its last hours is of no calendar in Tokyo.
 Moment = Annotated[float, between(0.0, 253_370_764_800.0)]
-# Which run of a verb it was.
-VerbRun = Annotated[str, shaped("[0-9A-Za-z-]{0,64}", "the id of a run")]
 # How long it took; a clock may have jumped meanwhile.
 Seconds = Annotated[float, between(-1e9, 1e9)]
 
@@ -27,7 +25,7 @@ class AuditLine:
     verb: Line
     operations: tuple[Line, ...]
     version: Line = ""
-    run: VerbRun = ""
+    run: RunName = ""
     request: Count = 0
     seconds: Seconds | None = None
 
@@ -50,4 +48,4 @@ class ResultLine:
     replica: Count = 0
     replicas: Count = 1
     # What ran then, as `Placement` names it; a node program of before the first release did not write it.
-    generation: Line = ""
+    generation: RunName = ""

@@ -14,7 +14,7 @@ from vllm_cluster.wire.first_order import rows_of
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import MAX_GPUS
 from vllm_cluster.wire.status import FailedRequest
-from vllm_cluster.wire.values import Address, Count, Name, Number, Port, ServedName, Word, between
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, RunName, ServedName, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
 # parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4, and
@@ -154,7 +154,7 @@ class Placement:
     one, which left it as it was.
     """
 
-    generation: str
+    generation: RunName
     deployment: Deployment
     replica: Replica
     index: Count = 0

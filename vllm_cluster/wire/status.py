@@ -9,7 +9,19 @@ from typing import Annotated, Literal
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import ALSO
 from vllm_cluster.wire.roll import MAX_GPUS, Roll
-from vllm_cluster.wire.values import Address, Count, Number, Port, ServedName, at_most, between, brief, first, words
+from vllm_cluster.wire.values import (
+    Address,
+    Count,
+    Number,
+    Port,
+    RunName,
+    ServedName,
+    at_most,
+    between,
+    brief,
+    first,
+    words,
+)
 
 VERSION = 1
 # In bytes. A page that is fed with it has several, and Python takes four bytes a character where one of a text is rare:
@@ -108,7 +120,7 @@ class ServeFailure:
 class FailedRequest(ServeFailure):
     """A request that could not be served, and in whose place the one before it is."""
 
-    generation: str
+    generation: RunName
     model: ServedName
     name: ServedName
 
@@ -117,7 +129,7 @@ class FailedRequest(ServeFailure):
 class ServeMemory:
     """What a container has learned about a request, for the one after it: serve.json."""
 
-    generation: str
+    generation: RunName
     once_ready: bool
     failed: bool
     detail: Words = ""
@@ -136,7 +148,7 @@ class ServeStatus:
     (address → number), empty where that is left to the backend. `index` is that of its replica.
     """
 
-    generation: str
+    generation: RunName
     model: ServedName
     name: ServedName
     host: Address

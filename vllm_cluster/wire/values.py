@@ -167,6 +167,8 @@ class Url:
 
 # These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
 Name = Annotated[str, _name]
+# What runs, by the hash of what was asked for, and which run of a verb it was.
+RunName = Annotated[str, shaped("[0-9A-Za-z-]{0,64}", "the name of a run")]
 # What clients ask for as `model`, and the model itself.
 ServedName = Annotated[str, served_name]
 Word = Annotated[str, _word]

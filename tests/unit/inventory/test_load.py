@@ -266,8 +266,9 @@ def test_an_own_inventory_above_where_others_may_write_must_be_named(tmp_path: P
 # fault: kernel/inventory/find.py: there = _is_own(start / sandbox, start) → there = _seen(start / sandbox)
 # fault: kernel/inventory/find.py: if _is_own(up / path, up)), None) → if _seen(up / path)), None)
 # fault: kernel/inventory/find.py: and not _is_own(inside, path.parent): → and False:
-# fault: kernel/inventory/find.py: not any(map(_others, way)) → not _others(path)
-@pytest.mark.parametrize("own", ["nothing", "the file", "all"])
+# fault: kernel/inventory/find.py: and not others_write(path, path.stat()) → and True
+# fault: kernel/inventory/find.py: not any(map(_others, way)) and → not _others(path) and
+@pytest.mark.parametrize("own", ["nothing", "the file", "all but its mode", "all"])
 def test_no_remedy_names_an_inventory_of_another_user(
     own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +284,8 @@ def test_no_remedy_names_an_inventory_of_another_user(
             be_of_another_user(path, monkeypatch)
         elif own == "the file" and os.geteuid() == 0:
             be_of_another_user(path.parent, monkeypatch)
+        elif own == "all but its mode":
+            path.chmod(0o666)
     if own == "the file" and os.geteuid():
         pytest.skip("only root can give a folder away")
     offered = list[bool]()

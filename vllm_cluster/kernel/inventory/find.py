@@ -94,7 +94,7 @@ def _is_own(path: Path, below: Path) -> bool:
     """Whether a file is there that a remedy may name: pasted, one that another user has put there may run commands."""
     try:
         way = [path, *(folder for folder in path.parents if folder != below and folder.is_relative_to(below))]
-        return path.is_file() and not any(map(_others, way))
+        return path.is_file() and not any(map(_others, way)) and not others_write(path, path.stat())
     except OSError:
         return False
 
@@ -175,7 +175,7 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
             if _seen(inside) and not _is_own(inside, path.parent):
-                text = f"{text}, and its {DEFAULT_NAME} belongs to another user, who may have it run commands here"
+                text = f"{text}, and others may change its {DEFAULT_NAME}, which may have commands run here"
                 raise InventoryError(text, hint=command_line("stat", str(inside))) from None
             missing = None if _seen(inside) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))
             # As it may have been typed: a dot is the current folder.
