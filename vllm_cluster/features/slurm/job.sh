@@ -28,7 +28,10 @@ main() {
   mkdir -p "$job/program" || fail "cannot write to $job"
   { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
-  export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@ PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
+  export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@
+  # An empty entry, as `PYTHONPATH=$PYTHONPATH:/x` leaves, would be the folder that the job was submitted from.
+  PYTHONPATH=$(printf %s "$job/program:${PYTHONPATH-}" | tr -s :)
+  export PYTHONPATH=${PYTHONPATH%:}
   export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} MASTER API_PORT MASTER_PORT ENGINES_PORT
   export VCLUSTER_ATTEMPT VCLUSTER_READY REPLICA
   mkdir -p "$HF_HOME"

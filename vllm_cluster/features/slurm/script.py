@@ -43,7 +43,7 @@ OF_FRONT = (
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("files", "process", "backends/__init__", "backends/ray")),
     "vllm_cluster/wire/front.py",
 )
-STEP, FRONT, END = "step.py", "job_front.py", "END_OF_FILE"
+STEP, FRONT, SITE, END = "step.py", "job_front.py", "sitecustomize.py", "END_OF_FILE"
 # sbatch reads its lines by rules of its own: what is in one needs no quotes.
 _PLAIN = re.compile(r"[A-Za-z0-9_.,@:+/=\[\]()&|*!%-]+")
 
@@ -203,7 +203,7 @@ def _image(job: JobRequest) -> str:
 def _files(job: JobRequest) -> Iterator[str]:
     """The files that the script carries, each as lines of a shell that write it."""
     carried, here = node_program(), resources.files("vllm_cluster.features.slurm.on_host")
-    names, own = ((*CARRIED, *OF_FRONT), (STEP, FRONT)) if job.replicas > 1 else (CARRIED, (STEP,))
+    names, own = ((*CARRIED, *OF_FRONT), (STEP, SITE, FRONT)) if job.replicas > 1 else (CARRIED, (STEP, SITE))
     files = {name: carried[name] for name in names} | {name: here.joinpath(name).read_bytes() for name in own}
     yield shell_line(("mkdir", "-p", *sorted({path.rpartition("/")[0] for path in files} - {""})))
     for path, content in files.items():

@@ -90,8 +90,7 @@ def adapter_ports(folder: Path) -> list[Path]:
 
 def environment(address: str, folder: Path) -> dict[str, str]:
     """The variables of vLLM on this node; those that the site has set stay."""
-    # Python's own child processes import from the current folder, in which the job was submitted: it may be anybody's.
-    found = {"VLLM_HOST_IP": address, "PYTHONSAFEPATH": "1"}
+    found = {"VLLM_HOST_IP": address}
     if nic := interface_of(address):
         # Without "=" NCCL takes the name as a prefix: eth1 would also match eth10. Gloo wants the bare name.
         found |= {"NCCL_SOCKET_IFNAME": f"={nic}", "GLOO_SOCKET_IFNAME": nic}

@@ -1,4 +1,4 @@
-"""Other users of a node that a job shares: who listens first at a port of it gets neither its key nor its clients."""
+"""Others beside a job: who listens first at a port of its node gets neither key nor clients; no code of theirs runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.acl import allow_writing
+from tools.pythons import interpreter
 from vllm_cluster.features.slurm.jobs import JobReady, LoginNode, SlurmJob, login_node
 from vllm_cluster.features.slurm.on_host import job_front
 from vllm_cluster.features.slurm.sbatch import JobRequest
@@ -229,10 +231,12 @@ def test_a_job_keeps_no_programs_where_others_may_rename_them(
     )
 
 
-def begun(replica: str, home: str, jobs: Path, path: str = "/usr/bin:/bin") -> subprocess.CompletedProcess[str]:
+def begun(
+    replica: str, home: str, jobs: Path, path: str = "/usr/bin:/bin", **more: str
+) -> subprocess.CompletedProcess[str]:
     """A job that has begun, with these words in place of a replica."""
     asked = Deployment("org/m", "org/m", expose=True, backend="mp")
-    there = {"PATH": path, "HOME": home, "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
+    there = {"PATH": path, "HOME": home, "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs), **more}
     text = (
         script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + f"\nreplica() {{ {replica}; }}\nmain\n"
     )
@@ -314,3 +318,48 @@ def test_slurm_gets_no_link_that_another_user_may_replace(
     with login_node("", SYSTEM) as node:
         assert node.submit("#!/bin/sh\n") == "7"
     assert (linked / "home/outputs").read_text().splitlines() == [f"--output={linked}/home/jobs/slurm-%j.out"]
+
+
+# As vLLM starts its engine, its ranks and what looks at a model; and as it looks for its plugins.
+SPAWNS = """import multiprocessing, subprocess, sys
+from importlib.metadata import entry_points
+def child():
+    import sitecustomize, of_site
+    print(__name__, sitecustomize.__file__.split("/")[-2], of_site.RAN, len(entry_points(group="traps")), flush=True)
+if __name__ == "__main__":
+    started = multiprocessing.get_context("spawn").Process(target=child)
+    started.start()
+    started.join()
+    code = "import json, importlib.metadata as one; print(len(one.entry_points(group='traps')), flush=True)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-m", "json.tool", "--help"], check=True)
+"""
+TRAP = "print('a trap', flush=True)"
+
+
+# fault: features/slurm/script.py: else (CARRIED, (STEP, SITE)) → else (CARRIED, (STEP,))
+# fault: features/slurm/on_host/sitecustomize.py: if one not in cls.start] → if one]
+# fault: features/slurm/on_host/sitecustomize.py: {"", here} - {*sys.path} → {here} - {*sys.path}
+# fault: features/slurm/on_host/sitecustomize.py: here = os.getcwd() → here = ""
+# fault: features/slurm/on_host/sitecustomize.py: of_site.loader.exec_module( → print(
+# fault: features/slurm/job.sh: | tr -s :) → )
+@pytest.mark.parametrize("python", sorted({interpreter("3.10") or sys.executable, sys.executable}))
+@pytest.mark.parametrize("path", ["{}", ":{}", "{}:", "::{}"])
+def test_no_code_of_the_folder_of_the_submission_runs(tmp_path: Path, python: str, path: str) -> None:
+    """It may hold what other people wrote, and Python imports from it first; a site's own folders and file are kept."""
+    program, submitted, site = tmp_path / "vllm", tmp_path / "cloned", tmp_path / "site"
+    program.write_text(SPAWNS)
+    (submitted / "json").mkdir(parents=True)
+    for name in ("multiprocessing.py", "runpy.py", "sitecustomize.py", "json/__init__.py"):
+        (submitted / name).write_text(TRAP)
+    (submitted / "trap-1.dist-info").mkdir()
+    (submitted / "trap-1.dist-info/entry_points.txt").write_text("[traps]\none = trap:one\n")
+    site.mkdir()
+    (site / "of_site.py").write_text("RAN = False")
+    (site / "sitecustomize.py").write_text("import of_site; of_site.RAN = True")
+    line = f"cd {submitted}; exec {python} {program}"
+    done = begun(line, str(tmp_path), tmp_path / "jobs", PYTHONPATH=path.format(site))
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.partition("\n")[2].splitlines()
+    assert (first, rest[0], rest[1].split()[0]) == ("__mp_main__ program True 0", "0", "usage:"), done.stdout
+    assert "a trap" not in done.stdout + done.stderr

@@ -107,26 +107,6 @@ def test_replicas_share_nodes_and_gpus(
         assert f"{first} {found}" == places[at]
 
 
-SPAWNS = """import multiprocessing
-if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=print, args=("child",), kwargs={"flush": True})
-    child.start()
-    child.join()
-"""
-
-
-# fault: features/slurm/on_host/step.py: "PYTHONSAFEPATH": "1"} → "PYTHONUNBUFFERED": "1"}
-def test_no_code_of_the_folder_of_the_submission_runs(tmp_path: Path) -> None:
-    """vLLM starts its engine and ranks as Python does a child, which imports from the current folder first."""
-    program, submitted = tmp_path / "vllm", tmp_path / "cloned"
-    program.write_text(SPAWNS)
-    submitted.mkdir()
-    (submitted / "multiprocessing.py").write_text("print('a trap', flush=True)")
-    env = step.environment("127.0.0.1", tmp_path)
-    done = subprocess.run([sys.executable, program], cwd=submitted, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "child\n"
-
-
 def test_the_front_runs_in_the_container_of_a_replica(tmp_path: Path) -> None:
     text = script(ASKED, replace(JOB, replicas=2, container="apptainer", image="a.sif"))
     words = as_run(text, tmp_path, 0, "apptainer", REPLICA="front")
