@@ -14,4 +14,4 @@ from vllm_cluster.kernel.laptop import here
 def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> Inventory:
     """The inventory at `path`, from standard input for `-`, else the nearest inventory.yaml from `cwd` on."""
     found, raw = read(path, stdin=stdin, cwd=cwd)
-    return load_text(raw, path=found, cwd=cwd if found else cwd or here())
+    return load_text(raw, path=found, cwd=cwd if found else cwd or here(), found=path is None)

@@ -166,14 +166,17 @@ def _way_to(path: Path) -> Iterator[Path]:
         names += reversed(target.parts[1:] if target.anchor else target.parts)
 
 
-def others_write(path: Path, about: os.stat_result) -> bool:
-    """Whether another user may write there; not for a group of this user alone, which umask 002 is made for."""
+def others_write(file: Path | int, about: os.stat_result) -> bool:
+    """Whether another user may write a file; not for a group of this user alone, which umask 002 is made for.
+
+    By its descriptor where it is open: by then its name may lead elsewhere.
+    """
     import grp  # noqa: PLC0415 - help and completion do not wait for it
     import pwd  # noqa: PLC0415 - as above
 
     if not about.st_mode & stat.S_IWGRP or about.st_mode & stat.S_IWOTH:
         return bool(about.st_mode & stat.S_IWOTH)
-    if _has_acl(path):
+    if _has_acl(file):
         return True
     try:
         group, me = grp.getgrgid(about.st_gid), pwd.getpwuid(os.geteuid()).pw_name
@@ -182,11 +185,11 @@ def others_write(path: Path, about: os.stat_result) -> bool:
     return group.gr_name != me or not {me}.issuperset(group.gr_mem)
 
 
-def _has_acl(path: Path) -> bool:
+def _has_acl(file: Path | int) -> bool:
     """Whether more than owner, group and others have rights; the group's bits are then the most that any has."""
     look = getattr(os, "getxattr", None)  # Linux alone has it
     try:
-        return bool(look and look(path, "system.posix_acl_access"))
+        return bool(look and look(file, "system.posix_acl_access"))
     except OSError as error:
         # NFSv4 has ACLs of its own, and does not show them here.
         return error.errno != errno.ENODATA

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import Clock
+from tests.support.inventories import load
 from tests.support.sim import make
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
@@ -17,7 +18,7 @@ from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.transport.forward import listener
 from vllm_cluster.serving.endpoint import open as tunnels
 from vllm_cluster.serving.endpoint import tunnel as action
-from vllm_cluster.serving.endpoint.verb import endpoint
+from vllm_cluster.serving.endpoint.verb import _of_tunnel, endpoint
 
 
 # fault: serving/endpoint/open.py: if not opened: → if opened:
@@ -87,6 +88,27 @@ def test_a_tunnel_sees_the_inventory_and_that_it_is_gone(tmp_path: Path) -> None
     clock.now += tunnels.GONE_SECONDS + 1
     with pytest.raises(VclusterError, match=r"inventory\.yaml is gone"):
         latest(300)
+
+
+# fault: serving/endpoint/open.py: if path and not inventory.found else None → if path else None
+# fault: serving/endpoint/open.py: path=path, cwd=None, found=inventory.found) → path=path, cwd=None)
+# fault: serving/endpoint/verb.py: *(["--found"] if inventory.found else []) → *[]
+def test_a_tunnel_takes_no_inventory_that_another_user_put_there(tmp_path: Path) -> None:
+    """Where they may change its folder, the one that was found became theirs, and ran their commands."""
+    path, group = tmp_path / "group" / "inventory.yaml", tmp_path / "group"
+    group.mkdir()
+    words = "version: 1\ncluster: lab\nimage: i\nmodel_cache: /m\n"
+    words += "hosts: {gpu1: {address: 10.0.0.1}, gpu2: {address: 10.0.0.2}}\n"
+    path.write_text(words)
+    group.chmod(0o777)
+    latest = tunnels._latest(load(None, cwd=group), Clock())
+    for theirs in ("head: gpu2\nssh: {config: ssh_config}\n", "head: gpu2\n"):
+        path.write_text(f"{words}{theirs}")
+        path.chmod(0o666 if "ssh" not in theirs else 0o644)
+        assert latest(300).head_name == "gpu1"
+    path.chmod(0o644)
+    assert latest(300).head_name == "gpu2"
+    assert [_of_tunnel(load(name, cwd=group))[2:] for name in (None, path)] == [["--found"], []]
 
 
 # fault: serving/endpoint/open.py: if raw != read or clock.monotonic() - at >= age: → if True:

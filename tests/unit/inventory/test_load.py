@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from tests.support.inventories import load
 from tests.unit.inventory.texts import SMALLEST, TOP, read
 from vllm_cluster.kernel.errors import InventoryError
-from vllm_cluster.kernel.inventory import find as find_module
+from vllm_cluster.kernel.inventory.find import inventory_words
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution, load_text
 from vllm_cluster.kernel.inventory.local_files import ensure_ssh_config, missing_identities
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
+from vllm_cluster.kernel.terminal.session import Session
 
 
 def _host(keys: str) -> Host:
@@ -220,6 +221,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+# fault: kernel/inventory/find.py: {0, os.geteuid(), owner} → {0, os.geteuid(), owner, about.st_uid}
 @pytest.mark.parametrize("below", ["deep", "."])
 def test_an_inventory_of_another_user_must_be_named(below: str, foreign: Path) -> None:
     with pytest.raises(InventoryError, match=r"project/inventory.yaml belongs to another user") as caught:
@@ -228,7 +230,7 @@ def test_an_inventory_of_another_user_must_be_named(below: str, foreign: Path) -
     assert load(foreign, cwd=foreign.parent / "deep").path == foreign
 
 
-# fault: kernel/inventory/find.py: if others_write(path, about): → if False:
+# fault: kernel/inventory/find.py: if owner is None and others_write( → if False and others_write(
 def test_an_inventory_that_others_may_write_must_be_named(home_of_all: Path) -> None:
     home_of_all.chmod(0o666)
     with pytest.raises(InventoryError, match=r"others may write .*inventory\.yaml") as caught:
@@ -237,15 +239,7 @@ def test_an_inventory_that_others_may_write_must_be_named(home_of_all: Path) -> 
     assert load(home_of_all).path == home_of_all
 
 
-# fault: kernel/inventory/find.py: if about.st_uid not in → if 0 not in
-def test_an_inventory_is_judged_once_it_is_open(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the two looks its name led to another user's file."""
-    monkeypatch.setattr(find_module, "_others", lambda _: set())
-    with pytest.raises(InventoryError, match="belongs to another user"):
-        load(None, cwd=foreign.parent)
-
-
-# fault: kernel/inventory/find.py:             _ensure_own(folder, start) →             pass
+# fault: kernel/inventory/find.py:             _ensure_kept(folder, start) →             pass
 # fault: kernel/inventory/find.py: if folder != start and (by := changed_by_others(folder)): → if False:
 # fault: kernel/inventory/find.py: if folder != start and (by := → if (by :=
 def test_an_own_inventory_above_where_others_may_write_must_be_named(tmp_path: Path) -> None:
@@ -261,6 +255,50 @@ def test_an_own_inventory_above_where_others_may_write_must_be_named(tmp_path: P
     assert load(None, cwd=group).path == group / "inventory.yaml"
     group.chmod(0o755)
     assert load(None, cwd=group / "me").path == group / "inventory.yaml"
+
+
+# fault: kernel/inventory/load.py: theirs = changed_by_others(base) if found else None → theirs = None
+# fault: kernel/inventory/load.py: if ref.kind == "cmd" and self.theirs: → if False:
+# fault: kernel/inventory/load.py: if self.theirs and not found.is_absolute(): → if False:
+# fault: kernel/inventory/sources.py: if kind == "command" and theirs: → if False:
+# fault: kernel/inventory/find.py: (not named and changed_by_others(found.parent)) → False
+# fault: kernel/terminal/session.py: found or inventory is None → found
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ("ssh.config", "ssh: {config: ssh_config}"),
+        ("ssh.identity", "ssh: {identity: ./key}"),
+        ("hosts.gpu1.ssh.identity", "hosts: {gpu1: {address: 10.0.0.1, ssh: {identity: key}}}"),
+        ("hf_token", "hf_token: file:token"),
+        ("api_key", "api_key: cmd:./print-key"),
+        ("secrets.x", "secrets: {x: 'cmd:pass show x'}"),
+        ("hosts_from", "hosts_from: command:touch ran"),
+    ],
+)
+def test_what_others_may_put_beside_an_inventory_is_used_where_that_is_named(
+    key: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder, or one above, is a group's: while it is own, they may exchange that, or the ssh_config in it."""
+    (here := tmp_path / "group" / "me").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    path = here / "inventory.yaml"
+    path.write_text(
+        "\n".join([TOP.strip(), *([] if "hosts" in more else ["hosts: {gpu1: {address: 10.0.0.1}}"]), more])
+    )
+    here.parent.chmod(0o777)
+    with pytest.raises(InventoryError) as caught:
+        Session(None, as_json=False).load()
+    line = len(path.read_text().splitlines())
+    assert f"inventory.yaml:{line}: {key}: others may change {here.parent}" in str(caught.value)
+    assert caught.value.again == (*inventory_words(path),) == ("-i", str(path))
+    assert not (here / "ran").exists()
+    here.parent.chmod(0o755)
+    assert inventory_words(path) == []
+    if "ran" not in more:
+        assert load(None, cwd=here).found
+    here.parent.chmod(0o777)
+    path.write_text(SMALLEST + "ssh: {config: /etc/ssh/ssh_config, identity: ~/.ssh/key}\n")
+    assert load(None, cwd=here).path == path
 
 
 # fault: kernel/inventory/find.py: there = _is_own(start / sandbox, start) → there = _seen(start / sandbox)

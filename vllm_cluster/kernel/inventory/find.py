@@ -18,8 +18,12 @@ INIT = "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"
 MAX_BYTES = 256_000
 
 
-def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> tuple[Path | None, bytes]:
+def read(
+    path: Path | None, *, found: bool = False, stdin: TextIO | None = None, cwd: Path | None = None
+) -> tuple[Path | None, bytes]:
     """The file at `path`, else the nearest inventory.yaml from `cwd` on; no path for a pipe, as `-` is one.
+
+    One that another process of this call has `found` is not one that a person named.
 
     Raises:
         InventoryError: there is none, or it cannot be read.
@@ -27,13 +31,13 @@ def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
     if path is not None and str(path) == "-":
         return None, _from_stdin(stdin)
     if path is not None and path.is_absolute():
-        found = path
+        file = path
     else:
-        found = find(cwd or here()) if path is None else (cwd or here()) / path
-    raw = _from_file(found, file_name(found, cwd), cwd) if path is not None else _own_bytes(found)
+        file = find(cwd or here()) if path is None else (cwd or here()) / path
+    raw = _found_bytes(file) if path is None or found else _from_file(file, file_name(file, cwd), cwd)
     # A pipe of a shell is in no folder of the inventory's: what it names is found as with `-`.
-    in_no_folder = not found.is_file() or any(map(found.is_relative_to, ("/dev/fd", "/dev/stdin", "/proc")))
-    return (None if in_no_folder else found), raw
+    in_no_folder = not file.is_file() or any(map(file.is_relative_to, ("/dev/fd", "/dev/stdin", "/proc")))
+    return (None if in_no_folder else file), raw
 
 
 def find(cwd: Path) -> Path:
@@ -49,7 +53,7 @@ def find(cwd: Path) -> Path:
         if folder != start and folder == _home():
             break
         if _seen(folder / DEFAULT_NAME):
-            _ensure_own(folder, start)
+            _ensure_kept(folder, start)
             # As the user typed it, with links unresolved: messages name this path.
             return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
         if folder == root:
@@ -64,25 +68,16 @@ def find(cwd: Path) -> Path:
     )
 
 
-def _ensure_own(folder: Path, start: Path) -> None:
-    """Refuse an inventory of another user that was not named: it may have commands run here.
-
-    Whoever may write above the current folder can put one there, with a `.git` beside it, or what an own one names.
+def _ensure_kept(folder: Path, start: Path) -> None:
+    """Refuse an inventory above the current folder that was not named, where others may put another in its place.
 
     Raises:
         InventoryError: it is such a one.
     """
-    path = folder / DEFAULT_NAME
-    if _others(path):
-        raise _foreign(path)
     if folder != start and (by := changed_by_others(folder)):
+        path = folder / DEFAULT_NAME
         text = f"{path} is not in the current folder, and others may change {by}: it may have commands run here"
         raise InventoryError(text, again=("-i", str(path)))
-
-
-def _foreign(path: Path) -> InventoryError:
-    text = f"{path} belongs to another user, who may have it run commands here"
-    return InventoryError(text, again=("-i", str(path)))
 
 
 def _others(path: Path) -> set[int]:
@@ -100,13 +95,17 @@ def _is_own(path: Path, below: Path) -> bool:
 
 
 def inventory_words(inventory: Path | None) -> list[str]:
-    """Return the option that names an inventory: none where a call from here finds it without."""
+    """Return the option that names an inventory: none where a call from here finds it without, and takes all of it."""
     if inventory is None or str(inventory) == "-":
         return []
     try:
         named = os.environ.get("VCLUSTER_INVENTORY")
         found = Path(named) if named else find(here())
-        return [] if real(found) == real(inventory) else ["-i", str(inventory)]
+        if real(found) != real(inventory) or (not named and changed_by_others(found.parent)):
+            return ["-i", str(inventory)]
+        if not named:
+            own_bytes(found)
+        return []
     except (VclusterError, OSError):
         return ["-i", str(inventory)]
 
@@ -146,19 +145,31 @@ def _home() -> Path | None:
         return None
 
 
-def _own_bytes(path: Path) -> bytes:
-    """What is in an inventory that was found: it is judged once it is open, as its name may lead elsewhere by then."""
+def own_bytes(path: Path, owner: int | None = None) -> bytes:
+    """What is in an inventory of this user, of root, or of an `owner` that a person has chosen, who then has the care.
+
+    It is judged once it is open, as its name may lead elsewhere by then.
+
+    Raises:
+        InventoryError: it is another user's, or others may write it.
+        OSError: it cannot be read.
+    """
+    with open_given(path) as stream:
+        about = os.fstat(stream.fileno())
+        if about.st_uid not in {0, os.geteuid(), owner}:
+            text = f"{path} belongs to another user, who may have it run commands here"
+            raise InventoryError(text, again=("-i", str(path)))
+        if owner is None and others_write(stream.fileno(), about):
+            raise InventoryError(
+                f"others may write {path}, and it may have commands run here",
+                hint=command_line("chmod", "go-w", str(path)),
+            )
+        return stream.read(MAX_BYTES + 1)
+
+
+def _found_bytes(path: Path) -> bytes:
     try:
-        with open_given(path) as stream:
-            about = os.fstat(stream.fileno())
-            if about.st_uid not in {0, os.geteuid()}:
-                raise _foreign(path)
-            if others_write(path, about):
-                raise InventoryError(
-                    f"others may write {path}, and it may have commands run here",
-                    hint=command_line("chmod", "go-w", str(path)),
-                )
-            return stream.read(MAX_BYTES + 1)
+        return own_bytes(path)
     except OSError as error:
         raise InventoryError(
             f"{path}: cannot be read: {error.strerror}", hint=command_line("stat", str(path))

@@ -11,9 +11,9 @@ from vllm_cluster.kernel.inventory.document import Document, read_document
 from vllm_cluster.kernel.inventory.find import MAX_BYTES
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory, SecretRef, SshSettings
 from vllm_cluster.kernel.inventory.problems import Loc, as_error, file_name
-from vllm_cluster.kernel.inventory.sources import add_hosts
+from vllm_cluster.kernel.inventory.sources import add_hosts, changes_here
 from vllm_cluster.kernel.inventory.validate import validate
-from vllm_cluster.kernel.laptop import here
+from vllm_cluster.kernel.laptop import changed_by_others, here
 
 # The YAML parser needs 4 s for 100,000 of them.
 MAX_BRACKETS = 5_000
@@ -21,31 +21,36 @@ MAX_BRACKETS = 5_000
 MAX_TEXT = 2 * MAX_BYTES
 
 
-def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
+def load_text(raw: bytes, *, path: Path | None, cwd: Path | None, found: bool = False) -> Inventory:
     """The inventory in these bytes; `path` is the file that they came from, None for standard input.
+
+    One that was `found`, and not named, uses nothing of its folder where others may change that, and runs no command.
 
     Raises:
         InventoryError: one line for each problem, with file, line and key.
     """
-    file = file_name(path, cwd)
+    base = path.parent if path else cwd or here()
+    theirs = changed_by_others(base) if found else None
     document = _document(raw)
-    if not add_hosts(document, path.parent if path else cwd or here()):
-        raise as_error(document.problems, file)
-    inventory = validate(document)
-    check(document)
+    inventory = None
+    if add_hosts(document, base, theirs):
+        inventory = validate(document)
+        check(document)
+    if inventory is not None and not document.problems:
+        inventory = _with_paths(inventory, _PathResolver(base, theirs, document))
     if inventory is None or document.problems:
-        raise as_error(document.problems, file)
-    inventory = _with_paths(inventory, path.parent if path else cwd or here(), document)
-    if document.problems:
-        raise as_error(document.problems, file)
+        error = as_error(document.problems, file_name(path, cwd))
+        if path and theirs and any(problem.text == changes_here(theirs) for problem in document.problems):
+            error.again = ("-i", str(path))
+        raise error
     hosts = {
         name: host.model_copy(update={"line": document.line(("hosts", name))}) for name, host in inventory.hosts.items()
     }
     keys: list[tuple[str, ...]] = [("hf_token",), ("api_key",), *(("secrets", name) for name in inventory.secrets)]
     keys += [("ssh", "config"), ("ssh", "identity"), *(("hosts", name, "ssh", "identity") for name in hosts)]
     lines = {".".join(key): document.line(key) for key in keys}
-    found = {"path": path, "hosts": hosts, "lines": lines, "lent_until": document.lent_until}
-    return inventory.model_copy(update=found)
+    known = {"path": path, "found": found, "hosts": hosts, "lines": lines, "lent_until": document.lent_until}
+    return inventory.model_copy(update=known)
 
 
 def _document(raw: bytes) -> Document:
@@ -64,12 +69,11 @@ def _document(raw: bytes) -> Document:
         return document
 
 
-def _with_paths(inventory: Inventory, base: Path, document: Document) -> Inventory:
+def _with_paths(inventory: Inventory, ends: _PathResolver) -> Inventory:
     """The inventory with every path of this machine absolute, relative ones to its folder and ~ expanded.
 
-    What cannot be expanded is noted in the document.
+    What cannot be expanded, or may not be used, is noted in the document.
     """
-    ends = _PathResolver(base, document)
     hosts = {
         name: host.model_copy(update={"ssh": ends.ssh(host.ssh, ("hosts", name, "ssh"))})
         for name, host in inventory.hosts.items()
@@ -86,8 +90,9 @@ def _with_paths(inventory: Inventory, base: Path, document: Document) -> Invento
 
 
 class _PathResolver:
-    def __init__(self, base: Path, document: Document) -> None:
+    def __init__(self, base: Path, theirs: Path | None, document: Document) -> None:
         self.base = base
+        self.theirs = theirs
         self.document = document
 
     def settings(self, ssh: SshSettings) -> SshSettings:
@@ -101,6 +106,8 @@ class _PathResolver:
         return self.reference(ref, loc) if ref else None
 
     def reference(self, ref: SecretRef, loc: Loc) -> SecretRef:
+        if ref.kind == "cmd" and self.theirs:
+            self.document.add_problem(loc, changes_here(self.theirs))
         if ref.kind != "file":
             return ref
         return ref.model_copy(update={"value": str(self.path(Path(ref.value), loc))})
@@ -109,10 +116,13 @@ class _PathResolver:
         if path is None:
             return None
         try:
-            return self.base / path.expanduser()
+            found = path.expanduser()
         except RuntimeError:
             self.document.add_problem(loc, "begins with ~ of a user that this machine does not know")
             return path
+        if self.theirs and not found.is_absolute():
+            self.document.add_problem(loc, changes_here(self.theirs))
+        return self.base / found
 
 
 def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tuple[str | int, ...]]) -> None:

@@ -289,6 +289,7 @@ class Inventory(_Section):
         },
     )
     path: SkipJsonSchema[Path | None] = Field(None, exclude=True)  # the file it came from
+    found: SkipJsonSchema[bool] = Field(False, exclude=True)  # and not named by a person
     lines: SkipJsonSchema[dict[str, int]] = Field({}, exclude=True)  # of the keys that refer to a secret
     lent_until: SkipJsonSchema[float | None] = Field(None, exclude=True)  # seconds since 1970, of hosts_from
     # The host that is the head now, by a person's word; empty where none is.

@@ -30,9 +30,16 @@ class Session:
     """
 
     def __init__(
-        self, inventory: Path | None, *, as_json: bool, changes: bool = False, after_plan: bool = False
+        self,
+        inventory: Path | None,
+        *,
+        as_json: bool,
+        changes: bool = False,
+        after_plan: bool = False,
+        found: bool = False,
     ) -> None:
         self._path = inventory
+        self._found = found or inventory is None
         self._changes = changes
         self._untouched = after_plan
         self.as_json = as_json
@@ -51,11 +58,11 @@ class Session:
 
     def load(self) -> Inventory:
         """The inventory that was named, or the one found here."""
-        path, raw = read(self._path, stdin=sys.stdin)
+        path, raw = read(self._path, found=self._found, stdin=sys.stdin)
         from vllm_cluster.kernel.inventory.load import load_text
         from vllm_cluster.kernel.inventory.local_files import ensure_ssh_config
 
-        self._inventory = load_text(raw, path=path, cwd=None if path else here())
+        self._inventory = load_text(raw, path=path, cwd=None if path else here(), found=self._found)
         ensure_ssh_config(self._inventory)
         self._open_log(self._inventory)
         if not all(host.address for host in self._inventory.hosts.values()):

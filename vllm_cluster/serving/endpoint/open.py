@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock
-from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
@@ -47,34 +47,35 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
 
 
 def _latest(inventory: Inventory, clock: Clock = SYSTEM_CLOCK) -> Callable[[float], Inventory]:
-    """The inventory as it is now; as it was, while it is being written.
+    """The inventory as it is now; as it was, while it is being written, or where another user has put theirs there.
 
     It is read again where the file has changed, and once the answer of another source is older than asked for.
     Where the file is gone for good that raises: no verb could find a tunnel in the background any more.
     """
-    from vllm_cluster.kernel.inventory.find import MAX_BYTES
+    from vllm_cluster.kernel.inventory.find import own_bytes
     from vllm_cluster.kernel.inventory.load import load_text
-    from vllm_cluster.wire.inside import beginning
 
     path, last, gone, read, at = inventory.path, inventory, float("inf"), b"", 0.0
+    # A person who names another user's inventory has chosen that user alone.
+    owner = path.stat().st_uid if path and not inventory.found else None
 
     def latest(age: float) -> Inventory:
         nonlocal last, gone, read, at
         if path is None:
             return inventory
         try:
-            raw = beginning(path, MAX_BYTES + 1)
+            raw = own_bytes(path, owner)
         except FileNotFoundError:
             gone = min(gone, clock.monotonic())
             if clock.monotonic() - gone > GONE_SECONDS:
                 raise VclusterError(f"{path} is gone", hint="vcluster endpoint --detach") from None
             return last
-        except OSError:
+        except (OSError, InventoryError):
             return last
         gone = float("inf")
         if raw != read or clock.monotonic() - at >= age:
             with suppress(VclusterError, OSError):
-                last = load_text(raw, path=path, cwd=None)
+                last = load_text(raw, path=path, cwd=None, found=inventory.found)
             read, at = raw, clock.monotonic()  # also where it failed: its command may take long
         return last
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +14,9 @@ from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.text import number_of
 from vllm_cluster.serving.endpoint import open as tunnels
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
 Direct = Annotated[
@@ -31,6 +33,7 @@ Tunnel = Annotated[
     ),
 ]
 Background = Annotated[int | None, typer.Option("--background", hidden=True, help="Used by --detach.")]
+Found = Annotated[bool, typer.Option("--found", hidden=True, help="The inventory was not named; used by --detach.")]
 # What --tunnel has where no port is given.
 OF_API = "api"
 MAX_PORT = 65535
@@ -54,6 +57,7 @@ def endpoint(
     close: Close = False,
     tunnel: Tunnel = "",
     background: Background = None,
+    found: Found = False,
     key: Key = False,
     rotate: Rotate = None,
     inventory: InventoryPath = None,
@@ -65,7 +69,7 @@ def endpoint(
     if job := _given(jobs):
         _ensure_one({job[0]: True, "--env": env})
     port = _local_port(tunnel)
-    with Session(inventory, as_json=as_json, changes=rotate is not None) as session:
+    with Session(inventory, as_json=as_json, changes=rotate is not None, found=found) as session:
         if background is not None:
             tunnels.keep_open(session, session.load(), background)
         elif tunnel:
@@ -108,18 +112,18 @@ def _show(session: Session, *, env: bool, direct: bool, detach: bool) -> None:
     from vllm_cluster.serving.endpoint import endpoint as action_of
     from vllm_cluster.serving.endpoint.render import show_clients
 
-    again = _of_tunnel(loaded.path) if detach else None
+    again = _of_tunnel(loaded) if detach else None
     found = action_of.find_endpoint(loaded, cache_folder(), direct=direct, detach=again)
     session.finish()
     show_clients(found, loaded.path, env=env, as_json=session.as_json)
 
 
-def _of_tunnel(inventory: Path | None) -> list[str]:
-    if inventory is None:
+def _of_tunnel(inventory: Inventory) -> list[str]:
+    if inventory.path is None:
         raise UsageError(
             "--detach needs the inventory as a file, not on standard input", hint="vcluster endpoint --detach -i FILE"
         )
-    return ["-i", str(inventory.absolute())]
+    return ["-i", str(inventory.path.absolute()), *(["--found"] if inventory.found else [])]
 
 
 def _close(session: Session) -> None:
