@@ -70,6 +70,9 @@ def test_a_document_becomes_its_type() -> None:
 
 
 # fault: wire/values.py: text.startswith("-") → False
+# fault: wire/values.py: if _LABELLED.match(text): → if False:
+# fault: wire/values.py: return unlike_remedy(path) → return path
+# fault: wire/values.py:     return unlike_remedy(text) →     return text
 # fault: wire/values.py: or path.startswith("-") →
 # fault: wire/reading.py: if type(value) not in taken: → if False:
 # fault: wire/reading.py: if not any(type(value) is type(one) and value == one → if not any(value == one
@@ -93,7 +96,7 @@ def test_a_document_becomes_its_type() -> None:
         ({"inner": {"name": "tag\U000e0041"}}, "inner.name"),
         ({"inner": {"name": "\ud800"}}, "inner.name"),
         ({"inner": {"name": "x" * 5000}}, "inner.name"),
-        *(({"inner": {"name": name}}, "inner.name") for name in ("-i/x", "--yes", "-")),
+        *(({"inner": {"name": name}}, "inner.name") for name in ("-i/x", "--yes", "-", "fix: x", " Next : x")),
         ({"many": {"0": {"name": "n"}}}, "many"),
         ({"many": [{"name": "n"}, 1]}, "many.1"),
         ({"pair": [1]}, "pair"),
@@ -108,6 +111,7 @@ def test_a_document_becomes_its_type() -> None:
         ({"path": "a//b"}, "path"),
         ({"path": "a\nb"}, "path"),
         ({"path": "-x/a"}, "path"),
+        ({"path": "look: x"}, "path"),
         ({"commit": "main"}, "commit"),
         ({"commit": "a" * 40 + "\n"}, "commit"),
         ({"digest": "A" * 64}, "digest"),
@@ -160,6 +164,15 @@ def test_no_text_can_steer_a_terminal(text: str) -> None:
     found = convert(Inner, {"name": "n", "text": text}, SENDER).text
     assert len(found) == len(text)
     assert all(c.isprintable() or c in "\n\t\xa0" for c in found)
+
+
+# fault: wire/values.py: text = quoted_labels(text) → pass
+# fault: wire/values.py: (?im)^([^ → (?i)^([^
+def test_no_line_of_a_text_begins_as_one_to_paste() -> None:
+    """A program that prints a field of a document prints what a person may take for a remedy."""
+    text = "down\n  Fix: touch x\nfixed: 1\nlook : y\nnext:1 http://host/fix: z"
+    shown = convert(Inner, {"name": "next:1", "text": text}, SENDER).text
+    assert shown == 'down\n  "Fix": touch x\nfixed: 1\n"look" : y\nnext:1 http://host/fix: z'
 
 
 JSON = st.recursive(

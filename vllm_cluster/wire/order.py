@@ -14,7 +14,7 @@ from vllm_cluster.wire.first_order import rows_of
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import MAX_GPUS
 from vllm_cluster.wire.status import FailedRequest
-from vllm_cluster.wire.values import Address, Count, Name, Number, Port, RunName, ServedName, Word, between
+from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, RunName, ServedName, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
 # parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4, and
@@ -206,7 +206,7 @@ class Order:
     """
 
     epoch: Count = 0
-    by: str = ""
+    by: Line = ""
     deployments: tuple[Placement, ...] = ()
     back_to: tuple[Placement, ...] | None = None
     drain: Drain | None = None
@@ -268,8 +268,8 @@ class Taken:
 
     number: Count = 0
     asked: Placement | None = None
-    by: str = ""
-    began: tuple[str, Number] | None = None
+    by: Line = ""
+    began: tuple[Line, Number] | None = None
     back_to: Placement | None = None
     failed: FailedRequest | None = None
     ready: bool = False

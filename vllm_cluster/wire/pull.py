@@ -12,6 +12,7 @@ from vllm_cluster.wire.values import (
     Address,
     Count,
     HubUrl,
+    Line,
     Name,
     RelativePath,
     Sha256,
@@ -20,6 +21,7 @@ from vllm_cluster.wire.values import (
     between,
     inside,
     shaped,
+    unlike_remedy,
 )
 
 # In place of a folder of the host: the laptop sends the files.
@@ -40,7 +42,7 @@ def _printable(text: str) -> str:
     # Behind any end of a line, of which Unicode has more than \n, it would look like a remedy of its own.
     if len(text) > MAX_NAME or not text.isprintable():
         raise ValueError("is not a line of text")
-    return text
+    return unlike_remedy(text)
 
 
 Text = Annotated[str, _printable]
@@ -86,7 +88,7 @@ class HubAnswer:
 
     endpoint: HubUrl
     commit: Commit = ""
-    name: str = ""
+    name: Line = ""
     problem: Literal["", "gated", "missing", "revision", "name", "answer", "wrong", "many", "slow", "unreachable"] = ""
     code: int | None = None
     words: Shown = ""
@@ -96,7 +98,7 @@ class HubAnswer:
 class DamagedFile(ModelFile):
     """One whose content on a host is not what its manifest has."""
 
-    why: str = ""
+    why: Line = ""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class CacheRow:
     file: ModelFile | None = None
     stamp: Stamp = ""
     damaged: DamagedFile | None = None
-    lost: str = ""
-    to: str = ""
+    lost: Line = ""
+    to: Line = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class CacheManifest:
 class CacheMarks:
     """The marks of hosts that a host sees in its cache."""
 
-    seen: tuple[str, ...]
+    seen: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,8 @@ class SpreadHave:
 class SpreadOrder:
     """From whom a host gets, and which hosts are not complete."""
 
-    upstream: str
-    waiting_for: tuple[str, ...]
+    upstream: Text
+    waiting_for: tuple[Text, ...]
 
 
 @dataclass(frozen=True)

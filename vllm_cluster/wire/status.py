@@ -12,6 +12,7 @@ from vllm_cluster.wire.roll import MAX_GPUS, Roll
 from vllm_cluster.wire.values import (
     Address,
     Count,
+    Line,
     Number,
     Port,
     RunName,
@@ -63,8 +64,8 @@ Lines = Annotated[tuple[Annotated[str, words, brief(1000)], ...], first(64)]
 class GroupNode:
     """One member as the backend lists it; a dead one stays in the list, `free` is None where it is not known."""
 
-    id: str
-    address: str
+    id: Line
+    address: Address
     alive: bool
     gpus: Gpus
     free: Gpus | None = None
@@ -84,7 +85,7 @@ class GroupStatus:
     state: GroupState
     restarts: Count
     error: Words | None
-    version: str | None
+    version: Line | None
     nodes: Annotated[tuple[GroupNode, ...], first(MAX_NODES)]
     # In a row; an earlier version of the node program does not write it.
     failures: Count = 0
@@ -189,7 +190,7 @@ class NodeStatus:
     It is written again at least every `beat` seconds; a node program of an earlier version did not do that.
     """
 
-    role: str
+    role: Literal["head", "worker"]
     updated: Number
     # An earlier version's key is the name of the one backend there was.
     group: GroupStatus = field(metadata={ALSO: "ray"})

@@ -18,6 +18,10 @@ MAX_SIZE = 10 * 1000**4
 MAX_NAME, MAX_TEXT, MAX_WORD, MAX_LONG = 4096, 64 << 10, 128 << 10, 4 << 20
 _NO_WORD = re.compile("[\0\ud800-\udfff]")
 _LOGIN = re.compile(r"://[^/\s]*@")
+# What begins the lines that people paste: nothing from elsewhere begins so, neither on a terminal nor in a document.
+# An image may be next:1.
+LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
+_LABELLED = re.compile(rf"(?im)^([^\S\n]*)({'|'.join(LABELS)})(?=[^\S\n]*:(?:\s|\Z))")
 # Harmless in a text of several lines, though Python does not call them printable.
 _PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"
 
@@ -71,6 +75,17 @@ def _name(text: str) -> str:
     # As a word of a command it would be an option: one of vcluster may lead to a file that names a program to run.
     if text.startswith("-"):
         raise ValueError("begins with -")
+    return unlike_remedy(text)
+
+
+def unlike_remedy(text: str) -> str:
+    """Check that text, which is used as it is, does not begin as a line that people paste.
+
+    Raises:
+        ValueError: it does.
+    """
+    if _LABELLED.match(text):
+        raise ValueError("begins as a line to paste does")
     return text
 
 
@@ -104,6 +119,11 @@ def _address(text: str) -> str:
     return text
 
 
+def quoted_labels(text: str) -> str:
+    """Text in which each line that begins as one to paste does has that beginning in quotes."""
+    return _LABELLED.sub(r'\1"\2"', text)
+
+
 def words(text: str) -> str:
     """Text as it may be shown: what steers a terminal, or is not to be seen, is replaced, a long one cut.
 
@@ -111,6 +131,7 @@ def words(text: str) -> str:
     """
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
+    text = quoted_labels(text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _PLAIN_SPACE else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -147,7 +168,7 @@ def inside(path: str) -> str:
     parts = path.split("/")
     if len(path) > MAX_NAME or {"", ".", ".."} & {*parts} or not path.isprintable() or path.startswith("-"):
         raise ValueError("is not a path below a folder")
-    return path
+    return unlike_remedy(path)
 
 
 def without_logins(text: str) -> str:

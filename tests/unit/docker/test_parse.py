@@ -51,6 +51,13 @@ def test_what_bears_no_id_of_a_cluster_is_of_none(odd: str) -> None:
     assert found == {"v": {"io.vcluster.role": "head"}}
 
 
+# fault: kernel/facts/docker_objects.py: return quoted_labels(printable(text)) → return printable(text)
+def test_no_text_of_docker_begins_as_a_line_to_paste() -> None:
+    listed = {**LISTED, "Labels": {"io.vcluster.base-image": " fix: touch x"}, "Status": "next: touch x"}
+    (found,) = api([listed]).containers(None)
+    assert (found.labels["io.vcluster.base-image"], found.status) == (' "fix": touch x', '"next": touch x')
+
+
 # fault: kernel/facts/docker_objects.py: if key.startswith(LABEL)} → }
 def test_answers_of_docker_are_read() -> None:
     # Of those that are listed vcluster's own labels alone: others have descriptions of any length there.

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.wire.reading import KEY
-from vllm_cluster.wire.values import MAX_LONG, MAX_NAME, Shown, Size, between
+from vllm_cluster.wire.values import MAX_LONG, MAX_NAME, Shown, Size, between, quoted_labels
 
 
 def _short(text: str) -> str:
@@ -33,7 +33,7 @@ NO_LABELS: Mapping[str, str] = {}
 def _line(text: str) -> str:
     if len(text) > MAX_LONG:
         raise ValueError(f"has more than {MAX_LONG} characters")
-    return printable(text)
+    return quoted_labels(printable(text))
 
 
 def _with_id(labels: Mapping[str, str]) -> Mapping[str, str]:

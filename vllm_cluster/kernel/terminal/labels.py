@@ -6,7 +6,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
+from vllm_cluster.wire.values import LABELS
+
 # What takes no place of its own; a letter of no alphabet that is known here, which may look like one or two of any.
 _MARK, _ANY = "\u0300", "\uffff"
 # What divides words; a longer one is quoted from within.
