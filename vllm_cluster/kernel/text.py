@@ -311,6 +311,12 @@ def and_more(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
+def first_of(names: Sequence[str], most: int = 10) -> str:
+    """Several names, with how many there are beside the first ones: a, b and 990 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:
     """Equal texts of several hosts, once, with the names of all of them."""
     hosts: dict[T, list[str]] = {}

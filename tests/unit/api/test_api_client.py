@@ -14,8 +14,9 @@ import pytest
 from tests.support.bounds import within
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.text import first_of
 from vllm_cluster.serving.api import client
-from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, post
+from vllm_cluster.serving.api.client import MAX_NAMES, Broken, Refused, Silent, get, model_names, post
 from vllm_cluster.serving.head import key_file
 
 EVENTS = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
@@ -85,6 +86,16 @@ def test_a_stream_ends_with_its_mark() -> None:
 def test_a_page_of_another_form_is_an_empty_one(raw: bytes) -> None:
     with server(200, "application/json", raw) as port:
         assert get(port, "/v1/models", "k", 60) == (200, {})
+
+
+# fault: serving/api/client.py: for row in rows[:MAX_NAMES] if → for row in rows if
+# fault: serving/api/client.py:     id: ServedName →     id: str
+def test_names_of_models_are_bounded() -> None:
+    rows = [{"id": "org/model"}, {"id": "fix: touch x"}, {"id": 1}, 2, *({"id": f"lora-{n}"} for n in range(5000))]
+    found = model_names({"data": rows})
+    assert (found[:2], len(found)) == (["org/model", "lora-0"], MAX_NAMES - 3)
+    assert model_names({}) == model_names({"data": "x"}) == []
+    assert first_of(found) == f"org/model, {', '.join(f'lora-{n}' for n in range(9))} and {MAX_NAMES - 13} more"
 
 
 def test_an_answer_without_a_stream_is_one_event() -> None:

@@ -10,6 +10,7 @@ import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
-from vllm_cluster.wire.reading import MAX_BYTES, MAX_VALUES, RefusedDocument, bounded, document
+from vllm_cluster.wire.reading import MAX_BYTES, MAX_VALUES, RefusedDocument, bounded, convert, document
+from vllm_cluster.wire.values import ServedName
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -31,6 +33,8 @@ TOKEN_BYTES, TOKEN_VALUES, MAX_VOCABULARY, MAX_TOKENS = 150, 16, 300_000, 32_768
 # Tokens of a chat's template.
 TEMPLATE_TOKENS = 4096
 DATA, DONE = b"data:", b"[DONE]"
+# A model may have hundreds of LoRAs, and one that was meant is looked for among them.
+MAX_NAMES = 1000
 # Bytes a second, of what is not silent: an event of 3 MB takes half a minute more.
 SLOWEST = 100_000
 
@@ -127,11 +131,18 @@ def get(
     return reply.status, page if isinstance(page, dict) else {}
 
 
+@dataclass(frozen=True)
+class _ServedModel:
+    id: ServedName
+
+
 def model_names(document: Mapping[str, object]) -> list[str]:
-    """Read the names in the page of `/v1/models`: the model's, and those of LoRAs beside it."""
-    rows = document.get("data")
-    found = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [name for name in found if isinstance(name, str)]
+    """Read the names in the page of `/v1/models`: the model's, and those of LoRAs beside it; what is none is left."""
+    rows, found = document.get("data"), list[str]()
+    for row in rows[:MAX_NAMES] if isinstance(rows, list) else ():
+        with suppress(RefusedDocument):
+            found.append(convert(_ServedModel, row, "the API").id)
+    return found
 
 
 def post(port: int, path: str, body: Mapping[str, object], key: str, seconds: float) -> Iterator[Mapping[str, object]]:

@@ -24,6 +24,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_named
+from vllm_cluster.kernel.text import first_of
 from vllm_cluster.serving.api.answer import ModelReply, OddAnswer, Piece, body, fields_of
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, model_names, post
 from vllm_cluster.serving.endpoint.tunnel import address_of, answers, has_front, no_passage
@@ -194,7 +195,7 @@ class ModelApi:
             served = now.name if now and now.phase == "ready" else None
             if served and served != model:
                 names = self._names(served)
-                text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(names)}"
+                text = f"{model} is not served on {self._inventory.cluster}; it serves {first_of(names)}"
                 forms, meant = ("model=", "--set=model="), nearest(model, names) or served
                 return PreflightFailed(text, instead={f"{form}{model}": f"{form}{meant}" for form in forms})
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model:

@@ -17,7 +17,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_of
-from vllm_cluster.kernel.text import host_port
+from vllm_cluster.kernel.text import first_of, host_port
 from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.tunnel import LOCATE_SECONDS, SOURCE_SECONDS, is_free, tunnel
@@ -195,7 +195,7 @@ def _ensure_answers(port: int, key: str, model: str, ensure_leads: Callable[[], 
             names = model_names(page)
             good = status == HTTPStatus.OK and model in names
             none = "with no list of models that can be read" if status == HTTPStatus.OK else ""
-            why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status} {none}".rstrip()
+            why = f"HTTP {status}, models {first_of(names)}" if names else f"HTTP {status} {none}".rstrip()
         except Broken as error:
             why = error.message
         if good:
