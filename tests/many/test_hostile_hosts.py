@@ -25,7 +25,7 @@ OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
 STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-# fault: kernel/facts/docker_objects.py: return printable(text) → return text
+# fault: kernel/facts/docker_objects.py: quoted_labels(printable(text)) → quoted_labels(text)
 # fault: kernel/transport/base.py: MAX_OUTPUT = 1 << 20 → MAX_OUTPUT = 8 << 20
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize(

@@ -232,7 +232,9 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     job = {row for row in outside if row[0] in JOB and row[1].startswith(("vllm_cluster.serving.node", WIRE))}
     # What shows the API key in a node has who listens there sent along; what reads folders, where their files lead;
     # what reads metrics, how; what reads JSON of others, its bounds.
-    along = tuple(f"{WIRE}.{name}" for name in ("listeners", "inside", "keys", "metrics", "reading", "values"))
+    along = tuple(
+        f"{WIRE}.{name}" for name in ("labels", "listeners", "inside", "keys", "metrics", "reading", "values")
+    )
     sent = {row for row in outside if row[1].startswith(along)}
     assert outside - torch - hub - front - theirs - job - sent == set()
 
@@ -316,7 +318,18 @@ def of_feature(module: str) -> str:
 # What every call waits for, beside the standard library and the table of each feature: all that the program's own help
 # needs.
 ALWAYS = {
-    *("cli", "cli.main", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
+    *(
+        "cli",
+        "cli.main",
+        "cli.verbs",
+        "features",
+        "kernel",
+        "kernel.hooks",
+        "serving",
+        "serving.verbs",
+        "wire",
+        "wire.labels",
+    ),
     *(f"kernel.{name}" for name in ("errors", "laptop", "private_keys", "shell_line", "terminal", "text")),
     *(
         f"kernel.terminal.{name}"

@@ -71,7 +71,7 @@ def test_a_pipe_with_a_writer_is_read(pipe: Path, reader: Callable[[Path], objec
     assert "hosts" in found and "{}" in found
 
 
-# fault: kernel/inventory/find.py: in_no_folder = not found.is_file() or → in_no_folder =
+# fault: kernel/inventory/find.py: in_no_folder = not file.is_file() or → in_no_folder =
 # fault: kernel/inventory/find.py: ("/dev/fd", "/dev/stdin", "/proc") → ()
 # fault: kernel/inventory/find.py: ("/dev/fd", "/dev/stdin", "/proc") → ("/dev", "/proc")
 def test_what_an_inventory_by_a_pipe_names_is_found_from_the_current_folder(pipe: Path) -> None:

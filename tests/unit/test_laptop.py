@@ -189,7 +189,7 @@ def test_a_link_to_itself_ends(tmp_path: Path) -> None:
     assert changed_by_others(tmp_path / "link" / "new") is None
 
 
-# fault: kernel/laptop.py: if _has_acl(path): → if False:
+# fault: kernel/laptop.py: if _has_acl(file): → if False:
 @pytest.mark.parametrize("mask", [0o7, 0o5])
 def test_rights_that_an_acl_gives_are_those_of_others(mask: int, tmp_path: Path) -> None:
     """A group of this user alone may write, and another user whom the mode does not show."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
+from vllm_cluster.wire.labels import LABELS
+
 N = TypeVar("N", int, float)
 T = TypeVar("T")
 S = TypeVar("S", bound=Sized)
@@ -18,9 +20,7 @@ MAX_SIZE = 10 * 1000**4
 MAX_NAME, MAX_TEXT, MAX_WORD, MAX_LONG = 4096, 64 << 10, 128 << 10, 4 << 20
 _NO_WORD = re.compile("[\0\ud800-\udfff]")
 _LOGIN = re.compile(r"://[^/\s]*@")
-# What begins the lines that people paste: nothing from elsewhere begins so, neither on a terminal nor in a document.
 # An image may be next:1.
-LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
 _LABELLED = re.compile(rf"(?im)^([^\S\n]*)({'|'.join(LABELS)})(?=[^\S\n]*:(?:\s|\Z))")
 # Harmless in a text of several lines, though Python does not call them printable.
 _PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"

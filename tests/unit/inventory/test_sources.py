@@ -64,7 +64,7 @@ def test_until_when_a_job_lends_its_hosts(tmp_path: Path) -> None:
     assert inventory("slurm:4712", tmp_path).lent_until is None
 
 
-# fault: kernel/inventory/sources.py: if not _is_sound(document, data): → if False:
+# fault: kernel/inventory/sources.py: if document.problems or not _is_sound( → if document.problems or not bool(
 @pytest.mark.parametrize(
     "more",
     [

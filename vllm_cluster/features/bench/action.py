@@ -86,7 +86,10 @@ def measure_model(
         # One limit for all: each run has its own below.
         seconds = IMPORT_SECONDS + wanted.seconds * len(wanted.points) * wanted.repeat
         program = python(
-            "features.bench.on_host", "bench", seconds=seconds, needs=("wire.listeners", "wire.values", "wire.reading")
+            "features.bench.on_host",
+            "bench",
+            seconds=seconds,
+            needs=("wire.labels", "wire.listeners", "wire.values", "wire.reading"),
         )
         emit(Event("phase", f"starting vllm bench serve on {head.name}"))
         inside = InNode(node_name(inventory.cluster))

@@ -33,7 +33,7 @@ CARRIED = (
     *("vllm_cluster/__init__.py", "vllm_cluster/serving/__init__.py", "vllm_cluster/wire/__init__.py"),
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("__init__", "api", "parse_argv", "key_check")),
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("engine_watch", "proc", "timing")),
-    *(f"vllm_cluster/wire/{name}.py" for name in ("inside", "keys", "listeners", "reading", "values")),
+    *(f"vllm_cluster/wire/{name}.py" for name in ("inside", "keys", "labels", "listeners", "reading", "values")),
 )
 # And in front of several replicas.
 OF_FRONT = (

@@ -88,7 +88,11 @@ def running(
         HostError: it cannot be started.
     """
     removes = asked["do"] in _OF_REMOVAL
-    name, needs = ("remove_model", ()) if removes else ("model_cache", ("wire.inside", "wire.values", "wire.reading"))
+    name, needs = (
+        ("remove_model", ())
+        if removes
+        else ("model_cache", ("wire.inside", "wire.labels", "wire.values", "wire.reading"))
+    )
     program = python("kernel.models.on_host", name, seconds=MAX_SECONDS, needs=needs)
     root = str(asked.get("root", ""))
     where = locate_cache(inventory, facts, outside(inventory.model_cache, root) if root else "")

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from vllm_cluster.wire.values import LABELS
+from vllm_cluster.wire.labels import LABELS
 
 # What takes no place of its own; a letter of no alphabet that is known here, which may look like one or two of any.
 _MARK, _ANY = "\u0300", "\uffff"

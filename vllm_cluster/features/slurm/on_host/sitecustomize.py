@@ -32,7 +32,7 @@ class WithoutStart(PathFinder):
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module. `sys.path` itself is mended, as the entry points of plugins are looked for there, too."""
+        """Find a module. `sys.path` itself is changed, as the entry points of plugins are looked for there, too."""
         if not cls.start.isdisjoint(sys.path):
             sys.path[:] = [one for one in sys.path if one not in cls.start]
         return super().find_spec(fullname, path, target)
