@@ -22,14 +22,14 @@ from vllm_cluster.serving.head import key_id
 RUNTIME = cast(Any, SimpleNamespace(after=Deadline.after, clock=SYSTEM_CLOCK))
 
 
-def node(api: Api, phase: str = "ready") -> Any:
-    """A head whose API is that port of this machine."""
-    served = SimpleNamespace(phase=phase, host="127.0.0.1", port=api.port)
+def node(api: Api, *phases: str) -> Any:
+    """A head whose API is that port of this machine, with a replica in each of these phases."""
+    rows = [SimpleNamespace(phase=phase, host="127.0.0.1", port=api.port) for phase in phases or ("ready",)]
     opened = SimpleNamespace(local_port=api.port, close=lambda: None)
     transport = SimpleNamespace(forward=lambda *_, **__: opened)
     return SimpleNamespace(
         host="gpu1",
-        state_if_running=lambda: SimpleNamespace(serving=served),
+        state_if_running=lambda: SimpleNamespace(replicas=rows),
         connection=SimpleNamespace(transport=transport),
     )
 
@@ -51,9 +51,18 @@ def test_an_api_that_keeps_to_the_old_key_fails_the_call(
         rotate._tried(node(api), "new", "old", refused=True, runtime=RUNTIME)
 
 
-def test_only_a_ready_model_proves_that_a_key_is_accepted() -> None:
+# fault: serving/endpoint/rotate.py: if one.phase == "ready"), None) if state → if True), None) if state
+@pytest.mark.parametrize("phases", [("loading",), ("backoff", "loading")])
+def test_only_a_ready_model_proves_that_a_key_is_accepted(phases: tuple[str, ...]) -> None:
     with serving(Api(answer)) as api:
-        assert not rotate._tried(node(api, "loading"), "new", "old", refused=True, runtime=RUNTIME)
+        assert not rotate._tried(node(api, *phases), "new", "old", refused=True, runtime=RUNTIME)
+
+
+# fault: serving/endpoint/rotate.py: for one in state.replicas if → for one in state.replicas[:1] if
+def test_the_replica_that_answers_while_another_starts_proves_it_too() -> None:
+    """The result had "no model is ready" in the middle of a roll."""
+    with serving(Api(answer, keys=("new",))) as api:
+        assert rotate._tried(node(api, "loading", "ready"), "new", "old", refused=True, runtime=RUNTIME)
 
 
 # fault: serving/endpoint/rotate.py: {when(now + grace)} → {when(now)}

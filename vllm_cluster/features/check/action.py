@@ -127,7 +127,7 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
         return []
     with suppress(VclusterError):
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster).state()
-        if node.status and (node.serving is None or node.serving.phase == "failed"):
+        if node.status and all(one.phase == "failed" for one in node.replicas):
             return list(endpoint(inventory, facts))
     return []
 

@@ -61,7 +61,8 @@ def write_metrics(
     _ensure_private(folder)
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
-        serve = NodeHandle(head, inventory.cluster).running().serving
+        # All have one address.
+        serve = next(iter(NodeHandle(head, inventory.cluster).running().replicas), None)
     exposed = serve is not None and serve.host not in LOOPBACK
     if target is None and serve is not None and exposed:
         where, reached = host_port(serve.host, serve.port), True

@@ -45,13 +45,8 @@ class NodeState:
         return self.container.started
 
     @property
-    def serving(self) -> ServeStatus | None:
-        """What it serves or starts."""
-        return self.status.serve if self.status else None
-
-    @property
     def replicas(self) -> tuple[ServeStatus, ...]:
-        """Every replica of that."""
+        """Every replica of what it serves or starts."""
         return self.status.serves if self.status else ()
 
     def replica(self, index: int) -> ServeStatus | None:

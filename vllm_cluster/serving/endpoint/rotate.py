@@ -98,8 +98,9 @@ def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runt
         HostError: it does not answer as it should.
     """
     state = node.state_if_running()
-    serve = state.serving if state else None
-    if serve is None or serve.phase != "ready":
+    # While one of several starts again, the others answer.
+    serve = next((one for one in state.replicas if one.phase == "ready"), None) if state else None
+    if serve is None:
         return False
     forward = node.connection.transport.forward(serve.port, 0, remote_host=address_of(serve))
     try:

@@ -282,8 +282,8 @@ def has_front(serve: ServeStatus | None) -> bool:
 
 def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
     try:
-        state = NodeHandle(head, inventory.cluster).state()
-        return next(filter(has_front, state.replicas), state.serving)
+        rows = NodeHandle(head, inventory.cluster).state().replicas
+        return next(filter(has_front, rows), rows[0] if rows else None)
     except Unreachable:
         raise
     except VclusterError:  # the node restarts, or is gone for now

@@ -88,7 +88,7 @@ def serve_model(
         title = chosen.title if number is None else f"{served} is already being started; following it"
         if number is None:
             gone = in_the_way_of(wanted, order.beside(served), failed)
-            _show_layout(inventory, seen.facts, chosen, state.serving, emit, order=left, failed=gone)
+            _show_layout(inventory, seen.facts, chosen, state.replicas, emit, order=left, failed=gone)
             consent = Consent(confirm, inventory.cluster, chosen.room.why, (*_spares(left, chosen, cluster),))
             then = and_serve(node, order, wanted, fleet.addresses)
             ask = partial(_ask, consent, node, chosen, then)
@@ -188,7 +188,7 @@ def _show_layout(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
     chosen: Laid,
-    serving: ServeStatus | None,
+    serving: Sequence[ServeStatus],
     emit: Emit,
     *,
     order: Order,
@@ -206,7 +206,7 @@ def _show_layout(
     idle = idle_gpus(chosen.wanted, chosen.room.cluster)
     for reason in filter(None, (*chosen.layout.reasons, idle, f"beside {', '.join(beside)}" if beside else "")):
         emit(Event("note", reason))
-    if serving is None:
+    if not serving:
         _require_port(facts[inventory.head_name], inventory.ports.api)
 
 

@@ -40,7 +40,7 @@ SELECTOR = re.compile(r'((?:vllm:)?[a-z0-9_]+)\{job="vcluster"([^}]*)\}')
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is served, and the tunnel: a test may change both."""
     here: dict[str, Any] = {"serve": SimpleNamespace(host="127.0.0.1", port=8000), "tunnel": None}
-    node = SimpleNamespace(running=lambda: SimpleNamespace(serving=here["serve"]))
+    node = SimpleNamespace(running=lambda: SimpleNamespace(replicas=tuple(filter(None, (here["serve"],)))))
     monkeypatch.setattr(module, "at_head", lambda *_: nullcontext())
     monkeypatch.setattr(module, "read_key", lambda *_: KEY)
     monkeypatch.setattr(module, "NodeHandle", lambda *_: node)
