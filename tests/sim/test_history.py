@@ -276,7 +276,7 @@ def test_requests_are_distinct_and_an_up_lists_its_hosts(world: World, capsys: p
     long = "org/a --name long -- --max-model-len 8192 (TP=2 × PP=2)"
     assert [one.operations for one in requests] == [
         (f"serve {long}",),
-        ("serve org/a (TP=1 × PP=4)",),
+        ("serve org/a --tp 1 --pp 4 (TP=1 × PP=4)",),
         (f"rollback to {long}",),
     ]
     assert up.operations[1] == "gpu2: prepare image, create container vcluster-lab"

@@ -101,7 +101,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
     assert [entry.operations[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
         "serve org/model --hosts gpu2 (TP=2 × PP=1)",
-        "serve org/model --hosts gpu3 (TP=1 × PP=1)",
+        "serve org/model --tp 1 --pp 1 --hosts gpu3 (TP=1 × PP=1)",
         "rollback to org/model --hosts gpu2 (TP=2 × PP=1)",
     ]
 

@@ -108,10 +108,16 @@ def test_the_reason_for_a_layout_without_ray_names_only_what_was_typed(options: 
     assert f"vLLM's own processes join the GPUs: {why}" in reasons
 
 
-def test_the_line_of_the_history_has_the_layout_that_was_chosen() -> None:
+# fault: kernel/plan/placement.py: serve_command(placed.deployment, names).removeprefix → serve_command(placed.deployment, names, layout=False).removeprefix
+def test_the_line_of_the_history_serves_the_same_again_and_has_the_layout_that_was_chosen() -> None:
+    """It had no --replicas, and what was pasted from it served one."""
     asked = placed(TWO, 8, 2, hosts=["gpu1", "gpu2"], expose=True, rollback=False)
     words = "org/llama --name llama --hosts gpu1,gpu2 --expose --no-rollback (TP=8 × PP=2)"
     assert summary(asked, {}) == words
+    several = Deployment("llama", "org/llama", (), 2, 1, (), dp=2, replicas=3, expert_parallel=True)
+    found = summary(place_replica(several, cluster(TWO), (2, 1), 8000), {})
+    options = found.partition(" (")[0]
+    assert options == "org/llama --name llama --tp 2 --pp 1 --dp 2 --replicas 3 --ep"
 
 
 def idle(nodes: dict[str, int], tp: int, pp: int, taken: dict[str, set[int]] | None = None, **more: Any) -> str:

@@ -234,10 +234,9 @@ def serve_command(
 
 
 def summary(placed: Placement, names: Mapping[str, str]) -> str:
-    """A deployment in a line, for the history: what it asks for, and the layout that was chosen."""
-    asked = serve_command(placed.deployment, names, layout=False).removeprefix("vcluster serve ")
-    several = f"{placed.deployment.replicas} replicas of " if placed.deployment.replicas > 1 else ""
-    return f"{asked} ({several}{placed.replica.layout})"
+    """A deployment in a line, for the history: all that it asks for, to serve it again, and the chosen layout."""
+    asked = serve_command(placed.deployment, names).removeprefix("vcluster serve ")
+    return f"{asked} ({placed.replica.layout})"
 
 
 def place_replicas(
