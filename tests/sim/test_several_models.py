@@ -24,6 +24,7 @@ from vllm_cluster.wire.status import ServeStatus
 
 INVENTORY = make.inventory(2, backend="mp")
 ONE, OTHER = "org/model", "org/other"
+HOSTS = {ONE: "gpu1", OTHER: "gpu2"}
 WHY = "torch.OutOfMemoryError: CUDA out of memory"
 
 
@@ -33,7 +34,7 @@ def served() -> Iterator[World]:
     world = make.world((2, 2))
     with lab.inside(world):
         lab.succeed(world, INVENTORY, lab.do_up)
-        for host, model in (("gpu1", ONE), ("gpu2", OTHER)):
+        for model, host in HOSTS.items():
             lab.succeed(world, INVENTORY, partial(lab.do_serve, hosts=(host,), model=model))
         yield world
 
@@ -282,6 +283,30 @@ def test_a_rollback_without_room_has_the_commands_that_make_it() -> None:
         assert error.hint == f"vcluster stop {OTHER}\nvcluster rollback {ONE}"
         lab.succeed(world, inventory, partial(lab.do_stop, name=OTHER))
         lab.succeed(world, inventory, back)
+
+
+# fault: serving/serve/rollback.py: if away and (given := → if away is None and (given :=
+# fault: serving/serve/rollback.py: elif away and (last := → elif False and (last :=
+# fault: serving/serve/rollback.py: model, wanted = "", _fitted( → model, wanted = OTHER, _fitted(
+# fault: kernel/node/history.py: if name in ("", line.name)] → ]
+@pytest.mark.parametrize("model", [ONE, OTHER])
+def test_what_was_stopped_is_served_again_by_its_name_beside_the_others(served: World, model: str) -> None:
+    """It was refused as not served, though `rollback` alone brings back the only model that was stopped."""
+    other = {ONE: OTHER, OTHER: ONE}[model]
+    lab.succeed(served, INVENTORY, partial(lab.do_stop, name=model))
+    person = lab.Person()
+    back = lab.succeed(served, INVENTORY, partial(lab.do_rollback, name=model, confirm=person)).value
+    assert (back.model, back.several, person.asked) == (model, True, [])
+    rows = lab.succeed(served, INVENTORY, lab.do_status).value.head.serves
+    assert {row.name: row.phase for row in rows} == {model: "ready", other: "ready"}
+    # Where its GPUs are taken by now, the refusal has what makes room.
+    lab.succeed(served, INVENTORY, partial(lab.do_stop, name=model))
+    lab.succeed(served, INVENTORY, partial(lab.do_serve, hosts=(HOSTS[model],), model="org/third"))
+    error = lab.run(served, INVENTORY, partial(lab.do_rollback, name=model)).error
+    assert isinstance(error, PreflightFailed)
+    assert error.hint == f"vcluster stop org/third\nvcluster rollback {model}"
+    never = lab.run(served, INVENTORY, partial(lab.do_rollback, name="org/never")).error
+    assert isinstance(never, UsageError)
 
 
 # fault: serving/serve/rollback.py: _numbered(node, cluster, order, number) → number

@@ -106,8 +106,8 @@ VERBS = {
         MODELS,
         "serving.serve.verb:rollback",
         "Serve the model again that was ready before.",
-        "Repeats the last request that was ready before the current one, with its flags; or the one of a number, as "
-        "status --history shows it.",
+        "Repeats the last request that was ready before the current one, with its flags; of a model that was stopped, "
+        "its last one; or the one of a number, as status --history shows it.",
         ("vcluster rollback", "vcluster rollback 7 --yes"),
         {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),

@@ -143,9 +143,13 @@ def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, Resu
     return next((one for one in kept if (one.generation, one.deployment.replicas) == asked), None), end
 
 
-def last_ready_request(node: NodeHandle, served: Collection[str]) -> tuple[int, Placement] | None:
-    """The last request that was ready and is kept still, with its number, but for those that are `served` now."""
+def last_ready_request(node: NodeHandle, served: Collection[str], name: str = "") -> tuple[int, Placement] | None:
+    """The last request that was ready and is kept still, with its number, but for those that are `served` now.
+
+    Under a name where one is given.
+    """
     lines = [line for line in _lines(ResultLine, node, RESULTS) if line.result == "ready"]
+    lines = [line for line in lines if name in ("", line.name)]
     newest = [line for line in reversed(lines) if line.generation not in served]
     of_one: dict[int, list[int]] = {}  # where a replica's lines are
     for at, line in enumerate(newest):

@@ -36,7 +36,7 @@ def serve_previous(
 ) -> Endpoint:
     """Serve the last ready request before the current one of a model; returns once it has generated a token.
 
-    `name` is that model, or the number of a request in the history.
+    `name` is that model, which may have been stopped since, or the number of a request in the history.
 
     Raises:
         Aborted, UsageError: a model is served, and its stop was not confirmed; or it is not known which is meant.
@@ -48,8 +48,12 @@ def serve_previous(
         gpus, names = look_up(inventory, fleet, emit).plan.gpus, fleet.addresses
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         order, cluster = order_in_force(node), Cluster.of(inventory, gpus)
-        if name and name not in order.names and (given := number_of(name)) is not None:
+        away = name if name and name not in order.names else None
+        if away and (given := number_of(away)) is not None:
             model, wanted = _numbered(node, cluster, order, given)
+        elif away and (last := last_ready_request(node, (), away)):
+            # It was stopped: what ran under that name comes back beside what is served now.
+            model, wanted = "", _fitted(last[1], cluster, (), order.beside(""), away)
         else:
             model = the_model(order.names, name, "rollback")
             wanted = _before(node, cluster, order, model)

@@ -200,7 +200,7 @@ Before = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME|NUMBER",
-        help="The model, where several are served; or the request of this number in status --history.",
+        help="The model, where several are served or it was stopped; or a request's number in status --history.",
         show_default=False,
         autocompletion=complete_models,
     ),
