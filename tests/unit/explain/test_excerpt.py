@@ -14,6 +14,8 @@ from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.explain.diagnosis import diagnose
+from vllm_cluster.kernel.explain.scan import LogSource, scan
 from vllm_cluster.kernel.hosts.program import RemoteProgram, RunningProgram
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport.base import Stream
@@ -75,6 +77,26 @@ def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.C
     assert beginning.startswith(b"line 1 is calm\nline 2 is calm\n")
     assert trouble == b"CUDA error: out of memory\n"
     assert end.endswith(b"line 39999 is calm\nline 40000 is calm\n")
+
+
+# fault: serving/explain/on_host/log_excerpt.py: b"vcluster st", → b"vcluster_st",
+def test_of_a_long_file_every_stop_is_kept_that_vcluster_made(
+    folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ends of its rolls were kept for the word "died", and the stops above them not: so many ranks were killed."""
+    attempt = "2026-11-21T02:{0}:00Z vcluster starts vLLM\n"
+    attempt += "(APIServer pid=1) INFO 11-21 02:{0}:01 [utils.py:1] non-default args: {{'model': 'm'}}\n"
+    attempt += "(APIServer pid=1) INFO:     Application startup complete.\n" + "calm\n" * 5000
+    stop = "2026-11-21T02:{0}:30Z vcluster stops vLLM\n"
+    stop += (
+        "(EngineCore pid=2) ERROR 11-21 02:{0}:30 [m.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down.\n"
+    )
+    rolls = "".join((attempt + stop).format(minute) for minute in range(10, 40))
+    (folders / "state" / "serve.log").write_text(rolls + attempt.format(50))
+    found = printed(folders, capsys)["serve.log"]
+    seen = [scan(LogSource("gpu1:serve.log", found, "gpu1"))]
+    assert len(found) > 20
+    assert (diagnose(seen).result, diagnose(seen).previous_attempts) == ("healthy", ())
 
 
 # fault: serving/explain/on_host/log_excerpt.py: if size and size + min(len(line), LINE) > PIECE: → if size:

@@ -45,6 +45,8 @@ _WORDS = (
     b"Killed",
     b"memory",
     b"non-default args",
+    # Where it began and ended an attempt itself: what ends after such a stop has not failed.
+    b"vcluster st",
 )
 _TROUBLE = re.compile(b"|".join(map(re.escape, _WORDS)))
 # A word without end, as of JSON without spaces, ends at a sign too.
