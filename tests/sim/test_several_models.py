@@ -56,8 +56,8 @@ def explained(world: World, model: str | None = None) -> explain.Explanation:
     return found
 
 
-# fault: serving/serve/serve.py: bool(self.room.stays) → False
-# fault: serving/serve/rollback.py: bool({*order.names} - {model, now}) → False
+# fault: serving/serve/serve.py: models_by_name(*self.room.stays, *self.wanted) → models_by_name(*self.wanted)
+# fault: serving/serve/rollback.py: models_by_name(*order.beside(model), *wanted) → models_by_name(*wanted)
 def test_what_is_served_beside_another_is_asked_by_name(served: World) -> None:
     alone = lab.succeed(served, INVENTORY, partial(lab.do_serve, hosts=("gpu2",), model=OTHER, flags=("--seed=1",)))
     back = lab.succeed(served, INVENTORY, partial(lab.do_rollback, name=OTHER))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
@@ -27,15 +27,25 @@ from vllm_cluster.wire.status import ServeFailure, ServeStatus
 from vllm_cluster.wire.values import LOOPBACK
 
 
+def models_by_name(*rows: Placement) -> dict[str, str]:
+    """The models of these, by the names under which they are served."""
+    return {one.deployment.name: one.deployment.model for one in rows}
+
+
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the model answers, on the head's loopback unless exposed; and whether `several` do."""
+    """Where the model answers, on the head's loopback unless exposed; and all that is `served`, the models by name."""
 
     model: str
     host: str
     head: str
     port: int
-    several: bool = False
+    served: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def several(self) -> bool:
+        """Whether it is one of several models."""
+        return len(self.served) > 1
 
     @property
     def exposed(self) -> bool:

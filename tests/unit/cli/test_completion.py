@@ -20,7 +20,12 @@ from vllm_cluster.kernel.terminal.completion import (
     complete_host_list,
     complete_hosts,
     complete_models,
+    complete_served,
+    complete_unserved,
+    forget_model,
     remember_model,
+    remember_served,
+    remember_stopped,
 )
 
 INVENTORY = """version: 1
@@ -100,6 +105,39 @@ def test_models_are_those_served_last_first(inventory: Path) -> None:
     assert complete_models(Typed(inventory), [], "x") == []
 
 
+# fault: kernel/terminal/completion.py: if model not in served) → )
+# fault: kernel/terminal/completion.py: if name and one != name}) → if one != name})
+# fault: kernel/terminal/completion.py: if path != at} → if False}
+def test_each_verb_is_offered_what_it_takes_of_the_models(inventory: Path) -> None:
+    """`stop` offered models by the name of their files, and `models rm` those that are served: both refuse that."""
+    for model in ("org/a", "org/b", "org/c"):
+        remember_model(model)
+    other = inventory.with_name("other.yaml")
+    remember_served(other, {"b": "org/b"})
+    remember_served(inventory, {"a": "org/a", "org/c": "org/c"})
+
+    def offered(path: Path) -> tuple[list[str], list[str]]:
+        return complete_served(Typed(path), [], ""), complete_unserved(Typed(path), [], "")
+
+    assert offered(inventory) == (["a", "org/c"], ["org/b"])
+    assert offered(other) == (["b"], ["org/c", "org/a"])
+    remember_stopped(inventory, "a")
+    assert offered(inventory) == (["org/c"], ["org/b", "org/a"])
+    forget_model("org/b")
+    remember_stopped(inventory, None)
+    assert offered(inventory) == ([], ["org/c", "org/a"])
+    assert offered(inventory.with_name("third.yaml")) == ([], ["org/c", "org/a"])
+
+
+# fault: kernel/terminal/completion.py: if isinstance(names, dict) and → if
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '{"INVENTORY": {"a": 1}}', "[" * 100_000])
+def test_what_another_version_kept_of_the_served_is_none(text: str, inventory: Path, tmp_path: Path) -> None:
+    remember_served(inventory, {"a": "org/a"})
+    (tmp_path / "cache" / "vcluster" / "served").write_text(text.replace("INVENTORY", str(inventory)))
+    assert complete_served(Typed(inventory), [], "") == []
+    remember_stopped(inventory, "a")
+
+
 def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "vcluster").write_text("a file in the place of the folder")
@@ -118,9 +156,11 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
     [
         ("vcluster exec -i inventory.yaml g", ["gpu1", "gpu-2"]),
         ("vcluster -i inventory.yaml check --facts o", ["other"]),
-        ("vcluster serve o", ["org/model"]),
-        ("vcluster stop o", ["org/model"]),
-        ("vcluster bench o", ["org/model"]),
+        ("vcluster serve o", ["org/model", "org/served"]),
+        ("vcluster stop -i inventory.yaml c", ["chat"]),
+        ("vcluster rollback c", ["chat"]),
+        ("vcluster bench c", ["chat"]),
+        ("vcluster models rm o", ["org/model"]),
         ("vcluster st", ["status", "stop"]),
         ("vcluster endpoint --tun", ["--tunnel"]),
         ("vcluster sandbox u", ["up"]),
@@ -130,7 +170,9 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
     ],
 )
 def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[str], inventory: Path) -> None:
-    remember_model("org/model")
+    for model in ("org/served", "org/model"):
+        remember_model(model)
+    remember_served(inventory, {"chat": "org/served"})
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_TYPER_COMPLETE_ARGS": typed}
     words |= {"_VCLUSTER_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = run(cwd=inventory.parent, **words)

@@ -424,5 +424,6 @@ def test_serve_ends_with_what_works_here_and_then_with_where_it_answers(
 # fault: serving/endpoint/render.py: if endpoint.several else [] → if False else []
 def test_where_several_are_served_the_line_that_asks_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Without it another model answers: the one that was ready first."""
-    show_endpoint(Endpoint("m", "127.0.0.1", "gpu1", 8000, several=True), Path("lab.yaml"), Pasted, as_json=False)
+    several = Endpoint("m", "127.0.0.1", "gpu1", 8000, {"m": "org/m", "n": "org/n"})
+    show_endpoint(several, Path("lab.yaml"), Pasted, as_json=False)
     assert capsys.readouterr().out.splitlines()[0] == "ask:     vcluster complete Hello --set 'model=m' -i lab.yaml"

@@ -22,7 +22,7 @@ from vllm_cluster.kernel.docker.calls import NoAnswer, NotFound, RefusedCall, Un
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.kernel.shell_line import Pasted
 from vllm_cluster.kernel.terminal import table
-from vllm_cluster.kernel.terminal.completion import complete_models
+from vllm_cluster.kernel.terminal.completion import complete_models, complete_served
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.status import verb as status
@@ -211,6 +211,7 @@ def cut(made: World) -> None:
 
 # fault: serving/status/verb.py: if found.ready else EXIT_NOT_READY →
 # fault: serving/status/verb.py: if one.phase == "ready": → if True:
+# fault: serving/status/verb.py: remember_served(loaded.path, {one.name → remember_served(None, {one.name
 @pytest.mark.parametrize(
     ("case", "code"),
     [("up", 0), ("ready", 0), ("nothing there", 1), ("a node gone", 1), ("failed", 1), ("cut", 4), ("head cut", 4)],
@@ -220,6 +221,7 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made, inventory = make.world((2, 2)), make.inventory(2)
+    inventory = inventory.model_copy(update={"path": tmp_path / "inventory.yaml"})
     change: dict[str, Callable[[World], None]] = {"a node gone": gone, "cut": cut}
     with lab.inside(made):
         for verb in [lab.do_up] * (case != "nothing there") + [lab.do_serve] * (case in ("ready", "cut", "head cut")):
@@ -239,6 +241,10 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
     assert end.value.code == code, out
     words: Any = SimpleNamespace(params={})
     assert complete_models(words, [], "") == (["org/model"] if case in ("ready", "cut") else [])
+    # What is being started, or has failed, is stopped as well.
+    served = {"ready": ["org/model"], "cut": ["org/model"], "failed": ["no/such"]}
+    words.params["inventory"] = inventory.path
+    assert complete_served(words, [], "") == served.get(case, [])
     # The inventory's hosts are the whole; the head knows what they have, and only the head.
     whole = {0: "lab is up: 4/4 GPUs", 1: r"lab is (not )?up: \d/4 GPUs", 4: r"lab is not up: [\d]/4 GPUs"}[code]
     assert re.search(r"lab is not up: \?/\? GPUs" if case == "head cut" else whole, out), out

@@ -10,7 +10,7 @@ import typer
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, naming
 from vllm_cluster.kernel.shell_line import Option, command_line
-from vllm_cluster.kernel.terminal.completion import complete_models
+from vllm_cluster.kernel.terminal.completion import complete_served
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out, with_ends
 from vllm_cluster.kernel.terminal.session import Session
@@ -30,7 +30,7 @@ Named = Annotated[
     typer.Argument(
         metavar="NAME|A B",
         help="The model, where several are served. With --compare: two folders of earlier runs.",
-        autocompletion=complete_models,
+        autocompletion=complete_served,
     ),
 ]
 PresetName = Annotated[

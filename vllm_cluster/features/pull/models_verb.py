@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.features.pull.feature import MODELS
-from vllm_cluster.kernel.terminal.completion import complete_hosts, complete_models
+from vllm_cluster.kernel.terminal.completion import complete_hosts, complete_unserved, forget_model
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Yes
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
@@ -38,7 +38,7 @@ def rm(
         typer.Argument(
             metavar="MODEL",
             help="A repository of the hub, or ./NAME for a folder below model_cache.",
-            autocompletion=complete_models,
+            autocompletion=complete_unserved,
         ),
     ],
     hosts: Annotated[
@@ -55,3 +55,5 @@ def rm(
         from vllm_cluster.features.pull.models_remove import remove_model
 
         remove_model(loaded, session.emit, model=model, hosts=hosts or (), confirm=session.confirm(yes))
+        if not hosts:
+            forget_model(model)

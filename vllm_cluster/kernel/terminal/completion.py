@@ -1,10 +1,11 @@
-"""What TAB offers: hosts as they are here, models that were seen before. Never a connection.
+"""What TAB offers: hosts as they are here, models and what is served as they were seen last. Never a connection.
 
 Nothing here may be slow or fail: the shell waits for it, and shows what it prints.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
 from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_own_file, write_whole
 
-MAX_MODELS = 20
+MAX_MODELS, MAX_INVENTORIES = 20, 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t].*\n|#.*\n|\n)*)", re.MULTILINE)
 # A shell would run parts of other names, or needs them quoted; what begins with - would be an option of the verb.
 _PLAIN = re.compile(r"(?!-)[\w.+@:/,-]*")
@@ -61,6 +62,17 @@ def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     return _offered(_models(), incomplete)
 
 
+def complete_served(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The names that the cluster of the inventory serves, as it was seen last: a verb about one refuses others."""
+    return _offered(_served_by(ctx), incomplete)
+
+
+def complete_unserved(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The models that may be removed: not those that are served."""
+    served = {*_served_by(ctx).values()}
+    return _offered((model for model in _models() if model not in served), incomplete)
+
+
 def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The failures that the catalogue's text has: it is not loaded for TAB. The shell offers files where none fits."""
     try:
@@ -80,22 +92,65 @@ def remember_model(model: str) -> None:
     names = _models()
     if names[:1] == [model]:
         return
-    # A cache that cannot be written is none.
-    with suppress(OSError, VclusterError):
-        file = _file()
-        make_private(file.parent)
-        write_whole(file, "\n".join([model, *(name for name in names if name != model)][:MAX_MODELS]))
+    _keep("models", "\n".join([model, *(name for name in names if name != model)][:MAX_MODELS]))
+
+
+def forget_model(model: str) -> None:
+    """Offer a model no more that was removed from the hosts."""
+    if model in (names := _models()):
+        _keep("models", "\n".join(name for name in names if name != model))
+
+
+def remember_served(inventory: Path | None, served: Mapping[str, str]) -> None:
+    """Keep what the cluster of an inventory serves, the models by name, for the next TAB."""
+    if inventory is not None and (at := str(inventory.resolve())):
+        others = {path: names for path, names in _served().items() if path != at}
+        kept = [(at, dict(served)), *others.items()][:MAX_INVENTORIES]
+        _keep("served", json.dumps(dict(kept)))
+
+
+def remember_stopped(inventory: Path | None, name: str | None) -> None:
+    """Keep that a name is served no more, or none is."""
+    if inventory is not None:
+        served = _served().get(str(inventory.resolve()), {})
+        remember_served(inventory, {one: model for one, model in served.items() if name and one != name})
+
+
+def _served_by(ctx: Words) -> dict[str, str]:
+    """The models by name that the cluster of the inventory serves, as it was seen last."""
+    path = _inventory(ctx)
+    return _served().get(str(path.resolve()), {}) if path else {}
+
+
+def _served() -> dict[str, dict[str, str]]:
+    """What was kept of each inventory; a file that another version wrote is none."""
+    try:
+        found = json.loads(read_own_file(_file("served")))
+    except (OSError, ValueError, RecursionError, VclusterError):
+        return {}
+    rows = found.items() if isinstance(found, dict) else ()
+    return {
+        at: names for at, names in rows if isinstance(names, dict) and all(isinstance(v, str) for v in names.values())
+    }
 
 
 def _models() -> list[str]:
     try:
-        return list(filter(None, read_own_file(_file()).decode().split("\n")))
+        return list(filter(None, read_own_file(_file("models")).decode().split("\n")))
     except (OSError, ValueError, VclusterError):
         return []
 
 
-def _file() -> Path:
-    return cache_folder() / "models"
+def _file(name: str) -> Path:
+    return cache_folder() / name
+
+
+def _keep(name: str, text: str) -> None:
+    # A cache that cannot be written is none.
+    with suppress(OSError, VclusterError):
+        file = _file(name)
+        make_private(file.parent)
+        write_whole(file, text)
 
 
 def _inventory(ctx: Words) -> Path | None:

@@ -8,7 +8,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import cache_folder
-from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.completion import complete_hosts, remember_stopped
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.output import document
 from vllm_cluster.kernel.terminal.session import Session
@@ -113,3 +113,4 @@ def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.
         from vllm_cluster.serving.cluster.down import remove_cluster
 
         remove_cluster(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+        remember_stopped(loaded.path, None)

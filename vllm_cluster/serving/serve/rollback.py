@@ -19,7 +19,7 @@ from vllm_cluster.kernel.plan.placement import Cluster, place_replicas, serve_co
 from vllm_cluster.kernel.plan.room import beside, ensure_one_address
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import number_of
-from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
+from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, models_by_name
 from vllm_cluster.serving.consent import Confirm, Consent
 from vllm_cluster.serving.look_up import look_up
 from vllm_cluster.serving.others import and_serve, order_in_force, the_model
@@ -63,8 +63,8 @@ def serve_previous(
         then = and_serve(node, order, wanted, names)
         number = asks(node, wanted, emit, goes=goes, then=then)
         follow(fleet, inventory, number, wanted, emit, title=f"serving {now} again", again=False)
-        several = bool({*order.names} - {model, now})
-    return Endpoint(now, replica.host, inventory.head_name, replica.port, several)
+        served = models_by_name(*order.beside(model), *wanted)
+    return Endpoint(now, replica.host, inventory.head_name, replica.port, served)
 
 
 def _before(node: NodeHandle, cluster: Cluster, order: Order, model: str) -> tuple[Placement, ...]:

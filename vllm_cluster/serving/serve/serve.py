@@ -32,7 +32,7 @@ from vllm_cluster.kernel.plan.room import Room, rooms
 from vllm_cluster.kernel.plan.shares import MAX
 from vllm_cluster.kernel.shell_line import Option, command_line, listener_line, typed_words
 from vllm_cluster.kernel.text import count, printable, redact
-from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
+from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, models_by_name
 from vllm_cluster.serving.consent import Confirm, Consent, Spare, served_on
 from vllm_cluster.serving.hooks import PULL_FIRST
 from vllm_cluster.serving.look_up import look_up
@@ -120,7 +120,8 @@ class Laid:
     def endpoint(self, head: str) -> Endpoint:
         """Where it answers, once it does."""
         replica = self.wanted[0].replica
-        return Endpoint(self.deployment.name, replica.host, head, replica.port, bool(self.room.stays))
+        served = models_by_name(*self.room.stays, *self.wanted)
+        return Endpoint(self.deployment.name, replica.host, head, replica.port, served)
 
     def rows(self, state: NodeState) -> list[ServeStatus]:
         """What the head serves or starts under its name."""

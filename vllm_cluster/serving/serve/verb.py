@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.terminal.completion import complete_host_list, complete_models, remember_model
+from vllm_cluster.kernel.terminal.completion import (
+    complete_host_list,
+    complete_models,
+    complete_served,
+    remember_model,
+    remember_served,
+    remember_stopped,
+)
 from vllm_cluster.kernel.terminal.help import VLLM_FLAGS
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.session import Session
@@ -167,6 +174,7 @@ def serve(
             endpoint = serve_model(loaded, emit, asked, confirm=confirm, pull=pull, wait=wait, drain=drain, fit=fit)
             session.finish()
             remember_model(asked.model)
+            remember_served(loaded.path, endpoint.served)
             show_endpoint(endpoint, inventory, session.paste, as_json=session.as_json)
 
 
@@ -191,7 +199,7 @@ ServedName = Annotated[
         metavar="NAME",
         help="The model, where several are served.",
         show_default=False,
-        autocompletion=complete_models,
+        autocompletion=complete_served,
     ),
 ]
 
@@ -202,7 +210,7 @@ Before = Annotated[
         metavar="NAME|NUMBER",
         help="The model, where several are served or it was stopped; or a request's number in status --history.",
         show_default=False,
-        autocompletion=complete_models,
+        autocompletion=complete_served,
     ),
 ]
 
@@ -221,6 +229,7 @@ def rollback(
 
         endpoint = serve_previous(loaded, session.emit, name, confirm=session.confirm(yes))
         session.finish()
+        remember_served(loaded.path, endpoint.served)
         show_endpoint(endpoint, inventory, session.paste, as_json=session.as_json)
 
 
@@ -238,3 +247,4 @@ def stop(
         from vllm_cluster.serving.serve.stop import stop_serving
 
         stop_serving(loaded, session.emit, name, confirm=session.confirm(yes), wait=wait, drain=drain)
+        remember_stopped(loaded.path, name)

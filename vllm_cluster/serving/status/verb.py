@@ -9,7 +9,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line, typed_words
-from vllm_cluster.kernel.terminal.completion import remember_model
+from vllm_cluster.kernel.terminal.completion import remember_model, remember_served
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
@@ -82,8 +82,11 @@ def _show(inventory: Path | None, *, as_json: bool) -> None:
             lambda: status_document(found, session.paste),
             lambda: show_status(found, session.paste, color=SETTINGS.color, verbosity=SETTINGS.verbosity),
         )
+        rows = found.head.serves if found.head else ()
+        if found.served is not None:
+            remember_served(loaded.path, {one.name: one.model for one in rows})
         # One that was asked for and never came up may be a misspelt name.
-        for one in reversed(found.head.serves if found.head else ()):
+        for one in reversed(rows):
             if one.phase == "ready":
                 remember_model(one.model)
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
