@@ -147,6 +147,17 @@ def test_stop_and_another_request_end_every_part(served: tuple[World, int, int])
         assert "vcluster stops vLLM" in (state / "serve.log").read_text()
 
 
+# fault: serving/node/parts.py: running.end("asked") → running.end("failed")
+def test_a_node_that_is_made_again_writes_that_its_part_was_stopped(served: tuple[World, int, int]) -> None:
+    """Without that `explain` took the end of its ranks for a fault."""
+    world, _, follower = served
+    assert world.worker
+    world.worker.terminate()
+    world.worker.wait(30)
+    assert not lives(follower)
+    assert "vcluster stops vLLM" in (world.state2 / "serve.log").read_text()
+
+
 # fault: serving/node/parts.py: if how == "stuck": → if how == "asked":
 @pytest.mark.parametrize(("number", "written"), [(signal.SIGSTOP, True), (signal.SIGKILL, False)])
 def test_the_stacks_of_what_is_stuck_are_in_the_log_of_each_node(

@@ -73,7 +73,9 @@ class PartRunner:
         return (*(running.report(id) for id, running in self._running.items()), *never)
 
     def close(self) -> None:
-        """End every part because this program ends."""
+        """End every part because this program ends: `up` makes the node again, and none of them has failed."""
+        for running in self._running.values():
+            running.end("asked")
         while self._running:
             self.keep(())
             self._reap()
