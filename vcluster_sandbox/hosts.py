@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from docker.client import DockerClient
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
 from vcluster_sandbox.containers import create, in_volume, remove, wait_for_engine
 from vcluster_sandbox.local_docker import File, execute, put
 from vcluster_sandbox.names import LABEL, LABEL_HOST, LABEL_RECIPE, Sandbox
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.shell_line import command_line
 
 LOOPBACK = "127.0.0.1"
 _FIRST = 11
-_SSH_S = 30
+_SSH_S, _KEY_S = 30, 30
+# Its type, and itself.
+_KEY_WORDS = 2
 _USER_ID = 1000
 
 
@@ -114,11 +117,31 @@ def wait_until_up(container: Container, sandbox: Sandbox) -> SandboxHost:
     attrs = container.attrs
     port = int(attrs["HostConfig"]["PortBindings"]["22/tcp"][0]["HostPort"])
     _wait_for_ssh(name, port)
-    key = execute(container, ["cat", f"{sandbox.data(name)}/ssh_host_ed25519_key.pub"], deadline=10)
-    if len(key.split()) < 2:
-        raise VclusterError(f"{name}: its host key cannot be read", hint="vcluster sandbox up")
+    key = _read_key(container, name, f"{sandbox.data(name)}/ssh_host_ed25519_key.pub")
     address = attrs["NetworkSettings"]["Networks"][sandbox.network]["IPAddress"]
-    return SandboxHost(name, address, port, " ".join(key.split()[:2]))
+    return SandboxHost(name, address, port, key)
+
+
+def _read_key(container: Container, name: str, path: str) -> str:
+    """The host key, once it can be read: under load Docker has returned nothing of a command that had ended well.
+
+    Raises:
+        VclusterError: the host has ended, or its key cannot be read in time.
+    """
+    end, why = time.monotonic() + _KEY_S, "it is empty"
+    while True:
+        try:
+            words = execute(container, ["cat", path], deadline=10).split()
+        except (VclusterError, APIError) as error:
+            words, why = [], str(error)
+        if len(words) >= _KEY_WORDS:
+            return " ".join(words[:_KEY_WORDS])
+        container.reload()
+        if container.status != "running" or time.monotonic() >= end:
+            text = f"{name}: its host key cannot be read: {why}; its container {container.name} is {container.status}"
+            look = command_line("docker", "logs", str(container.name))
+            raise VclusterError(text, hint=f"vcluster sandbox up\n{look}")
+        time.sleep(0.05)
 
 
 def _wait_for_ssh(name: str, port: int) -> None:
