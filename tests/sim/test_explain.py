@@ -349,6 +349,25 @@ def test_a_request_that_was_rolled_back_is_explained_first(
     assert any(line.startswith("fix:") for line in more)
 
 
+# fault: serving/explain/explain.py: verdict=_placed(found.verdict, inventory)) → verdict=found.verdict)
+def test_where_to_look_for_a_request_that_was_rolled_back_has_its_host(
+    up: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines had HOST and CLUSTER in the place of names that the line above them has."""
+    world, inventory = up
+    died = "vLLM ended with exit code 1 on gpu2: Worker proc VllmWorker-1 died unexpectedly, shutting down executor."
+    monkeypatch.setattr(life, "_FAILURE", {"time": 1.0, "summary": died, "lines": [died]})
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_serve)
+        assert lab.run(world, inventory, partial(lab.do_serve, model="no/such")).error is not None
+        found = lab.succeed(world, inventory, EXPLAIN).value
+    assert found.request
+    assert found.verdict.symptom.failure.fix.split("\n")[2:] == [
+        "vcluster exec gpu2 --ssh -- docker inspect -f '{{json .State}}' vcluster-lab",
+        "vcluster logs gpu2 --only rank=1",
+    ]
+
+
 # fault: serving/explain/explain.py: if not status.up and ( → if False and (
 # fault: serving/explain/explain.py: if read.result in QUIET else None → if False else None
 # fault: features/explain/verb.py: ("nothing", "unfinished", "cluster-not-up") → ("nothing", "unfinished")

@@ -285,7 +285,6 @@ def test_a_rollback_without_room_has_the_commands_that_make_it() -> None:
         lab.succeed(world, inventory, back)
 
 
-# fault: serving/serve/rollback.py: if away and (given := → if away is None and (given :=
 # fault: serving/serve/rollback.py: elif away and (last := → elif False and (last :=
 # fault: serving/serve/rollback.py: model, wanted = "", _fitted( → model, wanted = OTHER, _fitted(
 # fault: kernel/node/history.py: if name in ("", line.name)] → ]

@@ -146,7 +146,7 @@ def test_the_address_of_vllm_is_not_a_misspelt_list_of_hosts(words: tuple[str, .
 @pytest.mark.parametrize(
     ("source", "message", "fix"),
     [
-        ("in.json", "in.json is not there", "stat ."),
+        ("in.json", "in.json is not there", "ls ."),
         ("/dev/stdin", "/dev/stdin is not a file; a batch reads its input again when it continues", "save the"),
     ],
 )

@@ -10,8 +10,13 @@ VERBS = {
         MODELS,
         "features.fit.verb:fit",
         "Check whether a model fits, in which layouts and context.",
-        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
-        ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit ./config.json --gpus 8 --gpu-memory 80GB"),
+        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts. Of a name that "
+        "is served, as serve --name gave it, it judges that model with the context and KV cache of its flags.",
+        (
+            "vcluster fit meta-llama/Llama-3.1-8B-Instruct",
+            "vcluster fit chat --concurrency 8",
+            "vcluster fit ./config.json --gpus 8 --gpu-memory 80GB",
+        ),
         {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **READ},
     ),
 }

@@ -24,7 +24,7 @@ MAX_NODES, MAX_GPUS = 256, 64
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL",
+        metavar="MODEL|NAME",
         help="A repository on the hub, a folder here, or a name that is served.",
         autocompletion=complete_models,
     ),

@@ -102,6 +102,11 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     Raises:
         UsageError: no such model is served.
     """
+    found = _read(inventory, emit, model, runtime)
+    return replace(found, verdict=_placed(found.verdict, inventory))
+
+
+def _read(inventory: Inventory, emit: Emit, model: str | None, runtime: Runtime) -> Explanation:
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
         logs, states, failures = _look(fleet, inventory)
@@ -116,7 +121,6 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     worked_at = _worked_at(head, rows) if works else None
     hosts = KnownHosts({host.address: name for name, host in inventory.hosts.items()}, inventory.head_name)
     found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True, hosts=hosts)
-    found = _placed(found, inventory)
     lost = _missing(inventory, head) if inventory.head_name in states else _without_head(inventory, states)
     off = {name: failures[name] for name in lost if isinstance(failures.get(name), SILENT)}
     if not status.up and (now := _of_now(status, off, found)):
