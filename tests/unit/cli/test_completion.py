@@ -106,8 +106,8 @@ def test_models_are_those_served_last_first(inventory: Path) -> None:
 
 
 # fault: kernel/terminal/completion.py: if model not in served) → )
-# fault: kernel/terminal/completion.py: if name and one != name}) → if one != name})
-# fault: kernel/terminal/completion.py: if path != at} → if False}
+# fault: kernel/terminal/completion.py: and name not in (None, one)} → and one != name}
+# fault: kernel/terminal/completion.py: if row[0] != at)] → if False)]
 def test_each_verb_is_offered_what_it_takes_of_the_models(inventory: Path) -> None:
     """`stop` offered models by the name of their files, and `models rm` those that are served: both refuse that."""
     for model in ("org/a", "org/b", "org/c"):
@@ -129,13 +129,17 @@ def test_each_verb_is_offered_what_it_takes_of_the_models(inventory: Path) -> No
     assert offered(inventory.with_name("third.yaml")) == ([], ["org/c", "org/a"])
 
 
-# fault: kernel/terminal/completion.py: if isinstance(names, dict) and → if
-@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '{"INVENTORY": {"a": 1}}', "[" * 100_000])
+# fault: kernel/terminal/completion.py: for row in rows if len(row) == _COLUMNS] → for row in rows]
+# fault: kernel/terminal/completion.py: if all(map(_PLAIN.fullmatch, names))] → ]
+@pytest.mark.parametrize("text", ["", "x", "INVENTORY", "INVENTORY\ta", "INVENTORY\ta\torg/a\tb"])
 def test_what_another_version_kept_of_the_served_is_none(text: str, inventory: Path, tmp_path: Path) -> None:
     remember_served(inventory, {"a": "org/a"})
     (tmp_path / "cache" / "vcluster" / "served").write_text(text.replace("INVENTORY", str(inventory)))
     assert complete_served(Typed(inventory), [], "") == []
-    remember_stopped(inventory, "a")
+    # A name of a host cannot be a row of another inventory.
+    other = inventory.with_name("other.yaml")
+    remember_served(inventory, {f"b\n{other}\tc": "org/a", "d": "org/d"})
+    assert (complete_served(Typed(other), [], ""), complete_served(Typed(inventory), [], "")) == ([], ["d"])
 
 
 def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ VERBS = {
         MODELS,
         "features.fit.verb:fit",
         "Check whether a model fits, in which layouts and context.",
-        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts. Of a name that "
-        "is served, as serve --name gave it, it judges that model with the context and KV cache of its flags.",
+        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts. NAME is one "
+        "that serve --name gave: its model is judged, with the context and KV cache of its flags.",
         (
             "vcluster fit meta-llama/Llama-3.1-8B-Instruct",
             "vcluster fit chat --concurrency 8",

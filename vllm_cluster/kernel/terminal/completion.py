@@ -5,7 +5,6 @@ Nothing here may be slow or fail: the shell waits for it, and shows what it prin
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,8 @@ from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
 from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_own_file, write_whole
 
-MAX_MODELS, MAX_INVENTORIES = 20, 20
+MAX_MODELS, MAX_SERVED = 20, 100
+_COLUMNS = 3
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t].*\n|#.*\n|\n)*)", re.MULTILINE)
 # A shell would run parts of other names, or needs them quoted; what begins with - would be an option of the verb.
 _PLAIN = re.compile(r"(?!-)[\w.+@:/,-]*")
@@ -59,7 +59,7 @@ def complete_host_list(ctx: Words, args: list[str], incomplete: str) -> list[str
 
 def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that this user has served, the last one first."""
-    return _offered(_models(), incomplete)
+    return _offered(_kept("models"), incomplete)
 
 
 def complete_served(ctx: Words, args: list[str], incomplete: str) -> list[str]:
@@ -70,7 +70,7 @@ def complete_served(ctx: Words, args: list[str], incomplete: str) -> list[str]:
 def complete_unserved(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that may be removed: not those that are served."""
     served = {*_served_by(ctx).values()}
-    return _offered((model for model in _models() if model not in served), incomplete)
+    return _offered((model for model in _kept("models") if model not in served), incomplete)
 
 
 def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:
@@ -89,54 +89,53 @@ def _offered(names: Iterable[str], incomplete: str) -> list[str]:
 
 def remember_model(model: str) -> None:
     """Keep the name of a model that is served, for the next TAB."""
-    names = _models()
-    if names[:1] == [model]:
-        return
-    _keep("models", "\n".join([model, *(name for name in names if name != model)][:MAX_MODELS]))
+    names = _kept("models")
+    if names[:1] != [model]:
+        _keep("models", [model, *(name for name in names if name != model)][:MAX_MODELS])
 
 
 def forget_model(model: str) -> None:
     """Offer a model no more that was removed from the hosts."""
-    if model in (names := _models()):
-        _keep("models", "\n".join(name for name in names if name != model))
+    if model in (names := _kept("models")):
+        _keep("models", [name for name in names if name != model])
 
 
-def remember_served(inventory: Path | None, served: Mapping[str, str]) -> None:
-    """Keep what the cluster of an inventory serves, the models by name, for the next TAB."""
-    if inventory is not None and (at := str(inventory.resolve())):
-        others = {path: names for path, names in _served().items() if path != at}
-        kept = [(at, dict(served)), *others.items()][:MAX_INVENTORIES]
-        _keep("served", json.dumps(dict(kept)))
+def remember_served(inventory: Path | None, served: Mapping[str, str], ready: str = "") -> None:
+    """Keep what the cluster of an inventory serves, the models by name, and which is ready, for the next TAB."""
+    if ready:
+        remember_model(ready)
+    if inventory is not None:
+        at = str(inventory.resolve())
+        # What is not offered is not kept: a host may have given it any name.
+        own = [(at, *names) for names in served.items() if all(map(_PLAIN.fullmatch, names))]
+        rows = [*own, *(row for row in _served() if row[0] != at)][:MAX_SERVED]
+        _keep("served", map("\t".join, rows))
 
 
 def remember_stopped(inventory: Path | None, name: str | None) -> None:
     """Keep that a name is served no more, or none is."""
     if inventory is not None:
-        served = _served().get(str(inventory.resolve()), {})
-        remember_served(inventory, {one: model for one, model in served.items() if name and one != name})
+        at = str(inventory.resolve())
+        remember_served(
+            inventory, {one: model for path, one, model in _served() if path == at and name not in (None, one)}
+        )
 
 
 def _served_by(ctx: Words) -> dict[str, str]:
     """The models by name that the cluster of the inventory serves, as it was seen last."""
     path = _inventory(ctx)
-    return _served().get(str(path.resolve()), {}) if path else {}
+    return {name: model for at, name, model in _served() if at == str(path.resolve())} if path else {}
 
 
-def _served() -> dict[str, dict[str, str]]:
-    """What was kept of each inventory; a file that another version wrote is none."""
+def _served() -> list[tuple[str, str, str]]:
+    """The inventory, the name and the model of each that is served."""
+    rows = (line.split("\t") for line in _kept("served"))
+    return [(row[0], row[1], row[2]) for row in rows if len(row) == _COLUMNS]
+
+
+def _kept(name: str) -> list[str]:
     try:
-        found = json.loads(read_own_file(_file("served")))
-    except (OSError, ValueError, RecursionError, VclusterError):
-        return {}
-    rows = found.items() if isinstance(found, dict) else ()
-    return {
-        at: names for at, names in rows if isinstance(names, dict) and all(isinstance(v, str) for v in names.values())
-    }
-
-
-def _models() -> list[str]:
-    try:
-        return list(filter(None, read_own_file(_file("models")).decode().split("\n")))
+        return list(filter(None, read_own_file(_file(name)).decode().split("\n")))
     except (OSError, ValueError, VclusterError):
         return []
 
@@ -145,12 +144,12 @@ def _file(name: str) -> Path:
     return cache_folder() / name
 
 
-def _keep(name: str, text: str) -> None:
+def _keep(name: str, lines: Iterable[str]) -> None:
     # A cache that cannot be written is none.
     with suppress(OSError, VclusterError):
         file = _file(name)
         make_private(file.parent)
-        write_whole(file, text)
+        write_whole(file, "\n".join(lines))
 
 
 def _inventory(ctx: Words) -> Path | None:

@@ -11,7 +11,6 @@ from vllm_cluster.kernel.terminal.completion import (
     complete_host_list,
     complete_models,
     complete_served,
-    remember_model,
     remember_served,
     remember_stopped,
 )
@@ -173,8 +172,7 @@ def serve(
             fit, emit = source.fit(confirm := session.confirm(yes), loaded.cluster), session.emit
             endpoint = serve_model(loaded, emit, asked, confirm=confirm, pull=pull, wait=wait, drain=drain, fit=fit)
             session.finish()
-            remember_model(asked.model)
-            remember_served(loaded.path, endpoint.served)
+            remember_served(loaded.path, endpoint.served, asked.model)
             show_endpoint(endpoint, inventory, session.paste, as_json=session.as_json)
 
 
