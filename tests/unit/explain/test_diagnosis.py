@@ -190,6 +190,19 @@ def test_what_a_new_start_corrected_is_not_a_failure_any_more() -> None:
     assert (found.result, found.previous_attempts) == ("healthy", (("context-too-long", 1),))
 
 
+# fault: kernel/explain/stream.py: seen.earlier.update(failed) → seen.earlier.update([*failed] * 2)
+# fault: kernel/explain/weighing.py: earlier.update(failed) → earlier.update([*failed] * 2)
+def test_a_rank_that_ended_before_the_last_start_is_counted_once() -> None:
+    """Its line is matched by two signs, and was two ranks."""
+    died = (
+        "(EngineCore pid=2) ERROR 11-21 02:05:00 [m.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down.\n"
+    )
+    begin = "2026-11-21T02:{0}:00Z vcluster starts vLLM\n"
+    assert explained(begin.format("01") + died + begin.format("09")).previous_attempts == (("rank-killed", 1),)
+    # In a log without the later start too.
+    assert explained(begin.format("01") + died, begin.format("09")).previous_attempts == (("rank-killed", 1),)
+
+
 def test_a_host_that_suffered_before_the_start_is_why_it_fails_when_nothing_better_is_there() -> None:
     mismatch = "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.56.1\n    Python: 3.11.2\n"
     found = explained(mismatch + at(3, START, DEAD))

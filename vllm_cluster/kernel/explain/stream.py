@@ -343,7 +343,7 @@ class HostStream:
 
     def _forget(self, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
-        seen = self.seen
+        seen, failed = self.seen, set[str]()
         for known in [known for known in seen.hits if (known.host or not group) and not known.is_fact]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
@@ -352,10 +352,12 @@ class HostStream:
             if known.kind <= SignKind.CONSEQUENCE and not planned:
                 seen.past = [*seen.past, hit][-MAX_PAST:]
             if known.kind <= SignKind.SYMPTOM and not planned:
-                seen.earlier[known.failure] += 1
+                failed.add(known.failure)
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
                 if known.host and known.kind is SignKind.CAUSE and not group:
                     seen.before.setdefault(known, hit)
+        # Once for a run: of one line several signs may be.
+        seen.earlier.update(failed)
         if group:
             seen.before.clear()
         else:

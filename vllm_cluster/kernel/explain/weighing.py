@@ -216,6 +216,7 @@ def _of_last_run(
     earlier: Counter[str] = Counter()
     for log in logs:
         earlier.update(log.earlier)
+        failed = set[str]()
         for hit in log.hits.values():
             lasting = hit.known.host and hit.known.kind is SignKind.CAUSE
             # What its own log shows below the start is of this run; `docker inspect` begins with an earlier time.
@@ -226,11 +227,12 @@ def _of_last_run(
             if hit.last.time is not None and hit.last.time < oldest:
                 if hit.known.kind <= SignKind.CONSEQUENCE and _unplanned(hit, in_order):
                     past.append(hit)
-                    earlier.update([hit.known.failure] if hit.known.kind <= SignKind.SYMPTOM else ())
+                    failed.update([hit.known.failure] if hit.known.kind <= SignKind.SYMPTOM else ())
                 if lasting:
                     before.append(hit)
             elif recent := _only(hit, partial(_counts, oldest=oldest, since=since)):
                 hits.append(recent)
+        earlier.update(failed)
     shortly = partial(_counts, oldest=started - LASTING, since=since)
     return hits, [one for hit in before if (one := _only(hit, shortly))], past, earlier
 
