@@ -343,11 +343,10 @@ class HostStream:
 
     def _forget(self, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
-        seen, failed = self.seen, set[str]()
+        seen, stop, failed = self.seen, self.seen.stopped or self.seen.asked, set[str]()
         for known in [known for known in seen.hits if (known.host or not group) and not known.is_fact]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
-            stop = seen.stopped or seen.asked
             planned = known.kind is not SignKind.CAUSE and stop and hit.first.line > stop.line
             if known.kind <= SignKind.CONSEQUENCE and not planned:
                 seen.past = [*seen.past, hit][-MAX_PAST:]
@@ -356,8 +355,7 @@ class HostStream:
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
                 if known.host and known.kind is SignKind.CAUSE and not group:
                     seen.before.setdefault(known, hit)
-        # Once for a run: of one line several signs may be.
-        seen.earlier.update(failed)
+        seen.earlier.update(failed)  # once: several signs may be of one line
         if group:
             seen.before.clear()
         else:
