@@ -6,6 +6,8 @@
 # What each of the nodes runs.
 rank() {
   cat <<'END_OF_RANK'
+# Not where the job was submitted: Python imports from there, and a folder ORG/NAME would take the place of the model.
+@AWAY@
 @ENVIRONMENT@
 @BEFORE@
 case $SLURM_PROCID in
@@ -28,10 +30,7 @@ main() {
   mkdir -p "$job/program" || fail "cannot write to $job"
   { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
-  export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@
-  # An empty entry, as `PYTHONPATH=$PYTHONPATH:/x` leaves, would be the folder that the job was submitted from.
-  PYTHONPATH=$(printf %s "$job/program:${PYTHONPATH-}" | tr -s :)
-  export PYTHONPATH=${PYTHONPATH%:}
+  export VCLUSTER_JOB=$job VCLUSTER_FROM=$PWD VCLUSTER_API_KEY_FILE=$job/@KEY@ PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
   export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} MASTER API_PORT MASTER_PORT ENGINES_PORT
   export VCLUSTER_ATTEMPT VCLUSTER_READY REPLICA
   mkdir -p "$HF_HOME"

@@ -43,7 +43,7 @@ OF_FRONT = (
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("files", "process", "backends/__init__", "backends/ray")),
     "vllm_cluster/wire/front.py",
 )
-STEP, FRONT, SITE, END = "step.py", "job_front.py", "sitecustomize.py", "END_OF_FILE"
+STEP, FRONT, END = "step.py", "job_front.py", "END_OF_FILE"
 # sbatch reads its lines by rules of its own: what is in one needs no quotes.
 _PLAIN = re.compile(r"[A-Za-z0-9_.,@:+/=\[\]()&|*!%-]+")
 
@@ -58,6 +58,8 @@ def script(asked: Deployment, job: JobRequest) -> str:
     slots = {
         "DIRECTIVES": "\n".join(_directives(asked, job, replica)),
         "ENVIRONMENT": "\n".join(export_line(*one) for one in replica.leader.env.items()),
+        # A file of an image is named from there.
+        "AWAY": "" if job.container == "apptainer" else 'cd "$VCLUSTER_JOB" || exit',
         "BEFORE": "\n".join(_before(asked, job)),
         "OWN": "\n".join(_own(replica)),
         "VLLM": shell_line(map(_filled, _shared(replica))),
@@ -178,8 +180,9 @@ def _inside(job: JobRequest) -> str:
     """What is before the program where a container is started on the node."""
     if job.container != "apptainer":
         return ""
-    binds = (Variable("", "VCLUSTER_JOB"), "--bind", Variable("", "HF_HOME"))
-    return shell_line(("apptainer", "exec", "--nv", "--bind", *binds, _image(job)))
+    job_folder = Variable("", "VCLUSTER_JOB")
+    binds = ("--bind", job_folder, "--bind", Variable("", "HF_HOME"), "--pwd", job_folder)
+    return shell_line(("apptainer", "exec", "--nv", *binds, _image(job)))
 
 
 def _step(job: JobRequest) -> str:
@@ -203,7 +206,7 @@ def _image(job: JobRequest) -> str:
 def _files(job: JobRequest) -> Iterator[str]:
     """The files that the script carries, each as lines of a shell that write it."""
     carried, here = node_program(), resources.files("vllm_cluster.features.slurm.on_host")
-    names, own = ((*CARRIED, *OF_FRONT), (STEP, SITE, FRONT)) if job.replicas > 1 else (CARRIED, (STEP, SITE))
+    names, own = ((*CARRIED, *OF_FRONT), (STEP, FRONT)) if job.replicas > 1 else (CARRIED, (STEP,))
     files = {name: carried[name] for name in names} | {name: here.joinpath(name).read_bytes() for name in own}
     yield shell_line(("mkdir", "-p", *sorted({path.rpartition("/")[0] for path in files} - {""})))
     for path, content in files.items():

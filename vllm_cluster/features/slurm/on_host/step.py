@@ -13,12 +13,15 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +40,8 @@ SIOCGIFADDR = 0x8915
 PR_SET_PDEATHSIG = 1
 PROBE_SECONDS, ASK_SECONDS, PAUSE_SECONDS, GRACE_SECONDS, NOT_FOUND = 2.0, 60.0, 0.2, 1.0, 127
 INFINIBAND = "InfiniBand"
+# A word, or the value of an option or of a part of it.
+_RELATIVE = re.compile(r"\A((?:.*?=)?)(\.\.?/.*)\Z", re.DOTALL)
 
 
 def own_address(leader: str, *, leads: bool) -> str:
@@ -90,13 +95,41 @@ def adapter_ports(folder: Path) -> list[Path]:
 
 def environment(address: str, folder: Path) -> dict[str, str]:
     """The variables of vLLM on this node; those that the site has set stay."""
-    found = {"VLLM_HOST_IP": address}
+    found = {"VLLM_HOST_IP": address, "TORCHINDUCTOR_CACHE_DIR": str(node_folder() / "inductor")}
     if nic := interface_of(address):
         # Without "=" NCCL takes the name as a prefix: eth1 would also match eth10. Gloo wants the bare name.
         found |= {"NCCL_SOCKET_IFNAME": f"={nic}", "GLOO_SOCKET_IFNAME": nic}
     if ports := adapter_ports(folder):
         found["NCCL_IB_HCA"] = "=" + ",".join(f"{port.parents[1].name}:{port.name}" for port in ports)
     return {**found, **os.environ, **own_gpus(), "VLLM_HOST_IP": address}
+
+
+def node_folder() -> Path:
+    """A folder of this node that no other user can write: PyTorch's own, by the name of this user, may be another's."""
+    folder = Path(tempfile.gettempdir()) / f"vcluster-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+    return folder if is_own else Path(tempfile.mkdtemp(prefix="vcluster-"))
+
+
+def from_submission(argv: Sequence[str], folder: Path) -> list[str]:
+    """The words of vLLM, whose paths that begin with ./ or ../ lead from the folder in which the job was submitted."""
+    return [_RELATIVE.sub(lambda found: found[1] + os.path.normpath(folder / found[2]), word) for word in argv]
+
+
+def left_there(argv: Sequence[str], folder: Path) -> list[str]:
+    """The words of vLLM that are names of that folder, and are not looked for there."""
+    values = dict.fromkeys(word.rpartition("=")[2] for word in argv)
+    return [value for value in values if value and not value.startswith(("-", "/", ".")) and _is_there(folder / value)]
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file
+        return False
 
 
 def own_gpus() -> dict[str, str]:
@@ -217,6 +250,10 @@ def main(argv: Sequence[str]) -> int:
     leads = os.environ["SLURM_PROCID"] == "0"
     if not os.environ["VCLUSTER_READY"].endswith("/ready.json"):
         importlib.import_module("aiohttp")  # which the front in front of several replicas needs
+    submission = Path(os.environ["VCLUSTER_FROM"])
+    for value in left_there(argv[2:], submission) if leads else ():
+        print(f"vcluster: {value} is not taken from {submission}: write ./{value} for the one there", flush=True)
+    argv = from_submission(argv, submission)
     address = own_address(os.environ["MASTER"], leads=leads)
     model = option(argv, "--served-model-name") or ""
     watches: list[Watch] = [stopped_rank, *([partial(hung_engine, argv, model, address)] if leads else [])]

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ import pytest
 from tests.support.acl import allow_writing
 from tools.pythons import interpreter
 from vllm_cluster.features.slurm.jobs import JobReady, LoginNode, SlurmJob, login_node
-from vllm_cluster.features.slurm.on_host import job_front
+from vllm_cluster.features.slurm.on_host import job_front, step
 from vllm_cluster.features.slurm.sbatch import JobRequest
 from vllm_cluster.features.slurm.script import script
 from vllm_cluster.kernel.errors import HostError
@@ -231,12 +232,10 @@ def test_a_job_keeps_no_programs_where_others_may_rename_them(
     )
 
 
-def begun(
-    replica: str, home: str, jobs: Path, path: str = "/usr/bin:/bin", **more: str
-) -> subprocess.CompletedProcess[str]:
+def begun(replica: str, home: str, jobs: Path, path: str = "/usr/bin:/bin") -> subprocess.CompletedProcess[str]:
     """A job that has begun, with these words in place of a replica."""
     asked = Deployment("org/m", "org/m", expose=True, backend="mp")
-    there = {"PATH": path, "HOME": home, "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs), **more}
+    there = {"PATH": path, "HOME": home, "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
     text = (
         script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + f"\nreplica() {{ {replica}; }}\nmain\n"
     )
@@ -322,12 +321,8 @@ def test_slurm_gets_no_link_that_another_user_may_replace(
 
 # As vLLM starts its engine, its ranks and what looks at a model; and as it looks for its plugins.
 SPAWNS = """import multiprocessing, subprocess, sys
-from importlib.metadata import entry_points
-def child():
-    import sitecustomize, of_site
-    print(__name__, sitecustomize.__file__.split("/")[-2], of_site.RAN, len(entry_points(group="traps")), flush=True)
 if __name__ == "__main__":
-    started = multiprocessing.get_context("spawn").Process(target=child)
+    started = multiprocessing.get_context("spawn").Process(target=print, args=("child",), kwargs={"flush": True})
     started.start()
     started.join()
     code = "import json, importlib.metadata as one; print(len(one.entry_points(group='traps')), flush=True)"
@@ -337,29 +332,71 @@ if __name__ == "__main__":
 TRAP = "print('a trap', flush=True)"
 
 
-# fault: features/slurm/script.py: else (CARRIED, (STEP, SITE)) → else (CARRIED, (STEP,))
-# fault: features/slurm/on_host/sitecustomize.py: if one not in cls.start] → if one]
-# fault: features/slurm/on_host/sitecustomize.py: {"", here} - {*sys.path} → {here} - {*sys.path}
-# fault: features/slurm/on_host/sitecustomize.py: here = os.getcwd() → here = ""
-# fault: features/slurm/on_host/sitecustomize.py: of_site.loader.exec_module( → print(
-# fault: features/slurm/job.sh: | tr -s :) → )
+# fault: features/slurm/script.py: 'cd "$VCLUSTER_JOB" || exit' → ""
+# fault: features/slurm/script.py: Variable("", "HF_HOME"), "--pwd", job_folder) → Variable("", "HF_HOME"), "--pwd", ".")
 @pytest.mark.parametrize("python", sorted({interpreter("3.10") or sys.executable, sys.executable}))
-@pytest.mark.parametrize("path", ["{}", ":{}", "{}:", "::{}"])
-def test_no_code_of_the_folder_of_the_submission_runs(tmp_path: Path, python: str, path: str) -> None:
-    """It may hold what other people wrote, and Python imports from it first; a site's own folders and file are kept."""
-    program, submitted, site = tmp_path / "vllm", tmp_path / "cloned", tmp_path / "site"
+@pytest.mark.parametrize("job", [JobRequest(1, "1", "1:00:00"), JobRequest(1, "1", "1:00:00", 1, "apptainer", "a.sif")])
+@pytest.mark.parametrize("path", ["", ":", "."])
+def test_no_code_of_the_folder_of_the_submission_runs(tmp_path: Path, python: str, job: JobRequest, path: str) -> None:
+    """It may hold what other people wrote, and Python imports from the current folder first."""
+    program, submitted, programs = tmp_path / "vllm", tmp_path / "cloned", tmp_path / "bin"
     program.write_text(SPAWNS)
     (submitted / "json").mkdir(parents=True)
     for name in ("multiprocessing.py", "runpy.py", "sitecustomize.py", "json/__init__.py"):
         (submitted / name).write_text(TRAP)
     (submitted / "trap-1.dist-info").mkdir()
     (submitted / "trap-1.dist-info/entry_points.txt").write_text("[traps]\none = trap:one\n")
-    site.mkdir()
-    (site / "of_site.py").write_text("RAN = False")
-    (site / "sitecustomize.py").write_text("import of_site; of_site.RAN = True")
-    line = f"cd {submitted}; exec {python} {program}"
-    done = begun(line, str(tmp_path), tmp_path / "jobs", PYTHONPATH=path.format(site))
+    (tmp_path / "job").mkdir()
+    programs.mkdir()
+    (programs / "python3").write_text(f"#!/bin/sh\nexec {python} {program}\n")
+    # As apptainer does what it is asked for.
+    (programs / "apptainer").write_text('#!/bin/sh\nwhile [ "$1" != --pwd ]; do shift; done\ncd "$2" && exec python3\n')
+    for one in programs.iterdir():
+        one.chmod(0o755)
+    text = script(Deployment("org/m", "org/m", expose=True, backend="mp"), job)
+    body = text.partition("<<'END_OF_RANK'\n")[2].partition("\nEND_OF_RANK\n")[0]
+    there = {"PATH": f"{programs}:/usr/bin:/bin", "VCLUSTER_JOB": str(tmp_path / "job"), "HF_HOME": "/hub"}
+    there |= {"SLURM_PROCID": "0", "PYTHONPATH": path}
+    done = subprocess.run(["bash", "-c", body], env=there, cwd=submitted, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    first, *rest = done.stdout.partition("\n")[2].splitlines()
-    assert (first, rest[0], rest[1].split()[0]) == ("__mp_main__ program True 0", "0", "usage:"), done.stdout
+    first, second, usage, *_ = done.stdout.splitlines()
+    assert (first, second, usage.split()[0]) == ("child", "0", "usage:"), done.stdout
     assert "a trap" not in done.stdout + done.stderr
+
+
+# fault: features/slurm/on_host/step.py: if value and not value.startswith(("-", "/", ".")) and → if value and
+# fault: features/slurm/on_host/step.py: ((?:.*?=)?) → ()
+def test_a_path_leads_from_the_folder_of_the_submission_where_it_begins_so(tmp_path: Path) -> None:
+    """vLLM takes a folder ORG/NAME for the model, with code in it; a file of the job is named as one."""
+    (tmp_path / "org/m").mkdir(parents=True)
+    (tmp_path / "chat.jinja").touch()
+    argv = ["org/m", "--a=./x", "--b", "../y/./z", "--c=name=./d=e", "--d=/e", "--e=chat.jinja", '--f={"m": "./x"}']
+    at, above = str(tmp_path), str(tmp_path.parent)
+    expected = ["org/m", f"--a={at}/x", "--b", f"{above}/y/z", f"--c=name={at}/d=e", *argv[5:]]
+    assert step.from_submission(argv, tmp_path) == expected
+    argv += ["--name=org/m", "1", "", "x" * 5000, "--g=/etc"]
+    assert step.left_there(argv, tmp_path) == ["org/m", "chat.jinja"]
+
+
+# fault: features/slurm/on_host/step.py: and about.st_uid == os.geteuid() →
+# fault: features/slurm/on_host/step.py: and not about.st_mode & 0o077 →
+# fault: features/slurm/on_host/step.py: about = folder.lstat() → about = folder.stat()
+@pytest.mark.parametrize("there", ["nothing", "own", "another's", "open", "a link"])
+def test_compiled_code_is_in_an_own_folder(there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's, by this user's name in /tmp, may have been made by another user of the node."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if there == "another's":
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+    folder = tmp_path / f"vcluster-{os.geteuid()}"
+    if there == "a link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    elif there != "nothing":
+        folder.mkdir()
+        folder.chmod(0o777 if there == "open" else 0o700)
+    found = Path(step.environment("127.0.0.1", tmp_path)["TORCHINDUCTOR_CACHE_DIR"]).parent
+    assert (found == folder) is (there in ("nothing", "own"))
+    assert found.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/site")
+    assert step.environment("127.0.0.1", tmp_path)["TORCHINDUCTOR_CACHE_DIR"] == "/site"

@@ -35,7 +35,7 @@ from vllm_cluster.wire.order import Deployment
 
 JOB = JobRequest(2, "8", "4:00:00")
 ASKED = Deployment("org/model", "org/model", ("--max-model-len", "4096"), expose=True, backend="mp")
-IN_JOB = {"MASTER": "10.0.0.1", "API_PORT": "21", "MASTER_PORT": "22", "ENGINES_PORT": "23", "VCLUSTER_JOB": "/job"}
+IN_JOB = {"MASTER": "10.0.0.1", "API_PORT": "21", "MASTER_PORT": "22", "ENGINES_PORT": "23"}
 # Prints its words, a NUL behind each, and where its program would be.
 PRINT = '#!/bin/sh\necho "$VCLUSTER_GPUS" >share\nprintf "%s\\0" "$@"\n'
 
@@ -45,9 +45,10 @@ def as_run(text: str, folder: Path, rank: int, program: str = "python3", **envir
     body = text.partition("<<'END_OF_RANK'\n")[2].partition("\nEND_OF_RANK\n")[0]
     (folder / program).write_text(PRINT)
     (folder / program).chmod(0o755)
-    there = {**IN_JOB, "PATH": f"{folder}:/usr/bin:/bin", "SLURM_PROCID": str(rank), "HF_HOME": "/hub", **environment}
+    there = {**IN_JOB, "PATH": f"{folder}:/usr/bin:/bin", "SLURM_PROCID": str(rank), "HF_HOME": "/hub"}
+    there |= {"VCLUSTER_JOB": str(folder), **environment}
     done = subprocess.run(["bash", "-c", body], env=there, capture_output=True, text=True, check=True, cwd=folder)
-    return done.stdout.split("\0")[:-1]
+    return done.stdout.replace(str(folder), "/job").split("\0")[:-1]
 
 
 def expected(asked: Deployment, job: JobRequest, rank: int) -> Sequence[str]:
@@ -110,7 +111,7 @@ def test_replicas_share_nodes_and_gpus(
 def test_the_front_runs_in_the_container_of_a_replica(tmp_path: Path) -> None:
     text = script(ASKED, replace(JOB, replicas=2, container="apptainer", image="a.sif"))
     words = as_run(text, tmp_path, 0, "apptainer", REPLICA="front")
-    assert words[6:] == ["a.sif", "python3", "/job/program/job_front.py", "org/model", "2"]
+    assert words[6:] == ["--pwd", "/job", "a.sif", "python3", "/job/program/job_front.py", "org/model", "2"]
 
 
 NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -131,7 +132,7 @@ def test_a_name_stays_a_name(
     folder = tmp_path_factory.mktemp("rank")
     words = as_run(text, folder, 1, "apptainer")
     assert words[:6] == ["exec", "--nv", "--bind", "/job", "--bind", "/hub"]
-    assert words[6:] == [image, "python3", "/job/program/step.py", *expected(asked, job, 1)]
+    assert words[6:] == ["--pwd", "/job", image, "python3", "/job/program/step.py", *expected(asked, job, 1)]
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     for line in text.splitlines():
         assert line.startswith("#SBATCH --") or "#SBATCH" not in line[:7]
