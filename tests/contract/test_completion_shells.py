@@ -59,7 +59,7 @@ def test_a_plain_name_is_completed(shell: str, tmp_path: Path) -> None:
 # What TAB offers beside files: the line before it, and where the names are that it reads.
 OFFERED = {
     "a model": "vcluster fit --max-model-len 8 p",
-    "a model to stop": "vcluster stop p",
+    "a model to stop": "vcluster stop -i lab.yaml p",
     "a host": "vcluster exec -i lab.yaml p",
     "a host to pull to": "vcluster pull org/x -i lab.yaml --via p",
     "hosts with commas": "vcluster serve -i lab.yaml --hosts p",
@@ -85,6 +85,8 @@ def test_of_planted_names_tab_offers_the_plain_one_alone(
         cache = tmp_path / ".cache" / "vcluster"
         cache.mkdir(parents=True, mode=0o700)
         (cache / "models").write_text("\n".join((*PLANTED, "plain.name-1")))
+        rows = (f"{tmp_path.resolve()}/lab.yaml\t{name}\torg/m" for name in (*PLANTED, "plain.name-1"))
+        (cache / "served").write_text("\n".join(rows))
         before = len(at.shown)
         at.press(f"{line}\t")
         at.until("lain.name-1", after=before)

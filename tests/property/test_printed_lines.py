@@ -16,6 +16,7 @@ from hypothesis.errors import FlakyFailure
 from tests.support.depth import cases
 from tests.support.hostile import attack, batches, hostile, many, shown_by
 from tests.support.pasted import NOTES, SHELLS, noted
+from tests.support.sim import make
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus, parse_status
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.ask_head import Endpoint
@@ -72,6 +73,7 @@ def reported(fields: dict[str, Any]) -> ServeStatus | None:
 def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, list[list[str]]]:
     """What is printed for a shell, and what it must start for that."""
     inventory, base = Path("/", folder, "lab.yaml"), f"http://{host_port(serve.host, serve.port)}/v1"
+    loaded = make.inventory(1).model_copy(update={"path": inventory})
     of_key = ["vcluster", "endpoint", "-i", str(inventory), "--key"]
     printed, calls = "", list[list[str]]()
 
@@ -83,7 +85,7 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
     for tunnel in (Detached(1, "", 1, ""), None):
         found = ClientEndpoint(base, key, serve.name, tunnel)
         variables, text = (
-            shown_by(lambda: show_clients(found, inventory, env=env, as_json=False))  # noqa: B023
+            shown_by(lambda: show_clients(found, loaded, env=env, as_json=False))  # noqa: B023
             for env in (True, False)
         )
         printed += variables + text.partition("\nkey:")[2].partition("\ntunnel: ")[0] + "\n"

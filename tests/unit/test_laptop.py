@@ -110,8 +110,8 @@ OTHERS = 0o757
 
 
 # fault: kernel/laptop.py: if writable or not ( → if writable and not (
-# fault: kernel/laptop.py: in _way_to(folder.absolute()): → in [there]:
-# fault: kernel/laptop.py: in _way_to(folder.absolute()): → in _way_to(there):
+# fault: kernel/laptop.py: in _way_to(file.absolute()): → in [there]:
+# fault: kernel/laptop.py: in _way_to(file.absolute()): → in _way_to(there):
 # fault: kernel/laptop.py: added = path == there or not → added = not
 # fault: kernel/laptop.py: or not about.st_mode & stat.S_ISVTX → or True
 # fault: kernel/laptop.py: return bool(about.st_mode & stat.S_IWOTH) → return False
@@ -146,13 +146,27 @@ def test_a_folder_that_others_may_change_or_put_another_in_place_of(
 
 
 # fault: kernel/laptop.py: return group.gr_name != me or → return
-# fault: kernel/laptop.py: return group.gr_name != me or not {me}.issuperset(group.gr_mem) → return group.gr_name != me
+# fault: kernel/laptop.py: if one.pw_gid == about.st_gid)} → if False)}
+# fault: kernel/laptop.py: return group.gr_name != me or not {me}.issuperset(members) → return group.gr_name != me
 # fault: kernel/laptop.py: if not about.st_mode & stat.S_IWGRP or → if True or
 @pytest.mark.parametrize(
-    ("name", "members", "others"), [("", [], False), ("", ["daemon"], True), ("users", [], True), (None, [], True)]
+    ("name", "members", "first_of", "others"),
+    [
+        ("", [], [], False),
+        ("", ["daemon"], [], True),
+        ("", [], ["alice-ci"], True),
+        ("users", [], [], True),
+        (None, [], [], True),
+    ],
 )
 def test_a_group_of_its_user_alone_is_not_others(
-    name: str | None, members: list[str], *, others: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str | None,
+    members: list[str],
+    first_of: list[str],
+    *,
+    others: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Debian and Fedora give each user such a group, and the umask 002."""
 
@@ -162,6 +176,8 @@ def test_a_group_of_its_user_alone_is_not_others(
         return SimpleNamespace(gr_name=name or pwd.getpwuid(os.geteuid()).pw_name, gr_mem=members)
 
     monkeypatch.setattr(grp, "getgrgid", group)
+    accounts = [SimpleNamespace(pw_name=one, pw_gid=tmp_path.stat().st_gid) for one in first_of]
+    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
     tmp_path.chmod(0o775)
     assert changed_by_others(tmp_path) == (tmp_path if others else None)
 
@@ -287,7 +303,8 @@ def test_every_folder_of_the_cache_is_made_in_one_way() -> None:
     others = {"kernel/transport/fabric/login.py", "features/dashboard/prometheus.py", "features/bench/folder.py"}
     others |= {"vcluster_sandbox/lifecycle.py"}
     # What runs on hosts and nodes is not of this machine.
-    elsewhere = ("serving/node/", "kernel/spread/", "kernel/models/", "features/batch/on_h", "features/pull/on_h")
+    on_hosts = (f"features/{name}/on_h" for name in ("batch", "pull", "slurm"))
+    elsewhere = ("serving/node/", "kernel/spread/", "kernel/models/", *on_hosts)
     makes = ("mkdir(parents=True", "mkdir(mode", "makedirs(")
     found = {room(path) for path in MODULES if any(word in path.read_text() for word in makes)}
     assert {one for one in found if not one.startswith(elsewhere)} == others | {"kernel/laptop.py"}

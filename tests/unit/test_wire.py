@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vllm_cluster.wire.pull import Commit
 from vllm_cluster.wire.reading import ALSO, RefusedDocument, convert, read
-from vllm_cluster.wire.values import MAX_TEXT, Address, Count, Name, Number, Port, RelativePath, Sha256, Size
+from vllm_cluster.wire.values import MAX_TEXT, Address, Count, Name, Number, Port, RelativePath, Sha256, Size, one_line
 
 SENDER = "gpu1's document"
 
@@ -166,13 +166,15 @@ def test_no_text_can_steer_a_terminal(text: str) -> None:
     assert all(c.isprintable() or c in "\n\t\xa0" for c in found)
 
 
-# fault: wire/values.py: text = quoted_labels(text) → pass
+# fault: wire/values.py: return quoted_labels(_visible(text)) → return _visible(text)
+# fault: wire/values.py: return quoted_labels(" ".join( → return str(" ".join(
 # fault: wire/values.py: (?im)^([^ → (?i)^([^
 def test_no_line_of_a_text_begins_as_one_to_paste() -> None:
     """A program that prints a field of a document prints what a person may take for a remedy."""
     text = "down\n  Fix: touch x\nfixed: 1\nlook : y\nnext:1 http://host/fix: z"
     shown = convert(Inner, {"name": "next:1", "text": text}, SENDER).text
     assert shown == 'down\n  "Fix": touch x\nfixed: 1\n"look" : y\nnext:1 http://host/fix: z'
+    assert one_line("fix\n: touch x") == '"fix" : touch x'
 
 
 JSON = st.recursive(

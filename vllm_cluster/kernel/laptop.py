@@ -131,17 +131,18 @@ def _shared(folder: Path) -> bool:
         return False
 
 
-def changed_by_others(folder: Path) -> Path | None:
-    """Find what lets another user change what is in a folder: itself, or one on the way; None where nothing does."""
-    there = real(folder)
-    for path in _way_to(folder.absolute()):
+def changed_by_others(file: Path) -> Path | None:
+    """Find what lets another user change a file, or what is in a folder: itself, or one on the way; else None."""
+    there = real(file)
+    for path in _way_to(file.absolute()):
         try:
             about = path.lstat()
         except OSError:  # it is made later, or cannot be used
             continue
         # In a sticky folder, as /tmp, others may add, but not rename.
         added = path == there or not about.st_mode & stat.S_ISVTX
-        writable = stat.S_ISDIR(about.st_mode) and added and others_write(path, about)
+        kept = stat.S_ISDIR(about.st_mode) or stat.S_ISREG(about.st_mode)
+        writable = kept and added and others_write(path, about)
         if writable or not (about.st_uid in (0, os.geteuid()) or _of_unmapped_root(path, about.st_uid)):
             return path
     return None
@@ -182,7 +183,9 @@ def others_write(file: Path | int, about: os.stat_result) -> bool:
         group, me = grp.getgrgid(about.st_gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return True
-    return group.gr_name != me or not {me}.issuperset(group.gr_mem)
+    # Another account may have it as its first group, which its members do not show.
+    members = {*group.gr_mem, *(one.pw_name for one in pwd.getpwall() if one.pw_gid == about.st_gid)}
+    return group.gr_name != me or not {me}.issuperset(members)
 
 
 def _has_acl(file: Path | int) -> bool:

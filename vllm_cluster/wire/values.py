@@ -129,9 +129,12 @@ def words(text: str) -> str:
 
     Not refused: a line of vLLM's log may have any length, and the status that holds it must be read.
     """
+    return quoted_labels(_visible(text))
+
+
+def _visible(text: str) -> str:
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
-    text = quoted_labels(text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _PLAIN_SPACE else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -139,7 +142,7 @@ def words(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The same on one line: on a line of its own it could look like a remedy."""
-    return " ".join(words(text).split())
+    return quoted_labels(" ".join(_visible(text).split()))
 
 
 def brief(most: int) -> Callable[[str], str]:

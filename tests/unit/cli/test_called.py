@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.in_process import run
+from tests.support.sim import make
 from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.kernel.terminal.called import as_called, set_called
 from vllm_cluster.serving.endpoint.detached import Detached
@@ -75,7 +76,7 @@ def test_the_lines_of_the_endpoint_have_the_name_that_was_called(capsys: pytest.
     found = ClientEndpoint("http://127.0.0.1:1/v1", "sk", "org/model", Detached(7, "", 1, ""))
     set_called(OTHER, VERBS)
     try:
-        show_clients(found, None, env=False, as_json=False)
+        show_clients(found, make.inventory(1), env=False, as_json=False)
     finally:
         set_called("vcluster", VERBS)
     shown = capsys.readouterr().out

@@ -92,7 +92,7 @@ def test_a_tunnel_sees_the_inventory_and_that_it_is_gone(tmp_path: Path) -> None
 
 # fault: serving/endpoint/open.py: if path and not inventory.found else None → if path else None
 # fault: serving/endpoint/open.py: path=path, cwd=None, found=inventory.found) → path=path, cwd=None)
-# fault: serving/endpoint/verb.py: *(["--found"] if inventory.found else []) → *[]
+# fault: serving/endpoint/render.py: *(["--found"] if inventory.found else []) → *[]
 def test_a_tunnel_takes_no_inventory_that_another_user_put_there(tmp_path: Path) -> None:
     """Where they may change its folder, the one that was found became theirs, and ran their commands."""
     path, group = tmp_path / "group" / "inventory.yaml", tmp_path / "group"

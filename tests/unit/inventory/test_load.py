@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import nullcontext
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -226,7 +227,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_inventory_of_another_user_must_be_named(below: str, foreign: Path) -> None:
     with pytest.raises(InventoryError, match=r"project/inventory.yaml belongs to another user") as caught:
         load(None, cwd=foreign.parent / below)
-    assert caught.value.again == ("-i", str(foreign))
+    assert (caught.value.again, caught.value.hint) == (None, f"stat {foreign}")
     assert load(foreign, cwd=foreign.parent / "deep").path == foreign
 
 
@@ -251,16 +252,15 @@ def test_an_own_inventory_above_where_others_may_write_must_be_named(tmp_path: P
     group.chmod(0o777)
     with pytest.raises(InventoryError, match=r"others may change .*group: it may have commands run here") as caught:
         load(None, cwd=group / "me")
-    assert caught.value.again == ("-i", str(group / "inventory.yaml"))
+    assert (caught.value.again, caught.value.hint) == (None, f"stat {group}")
     assert load(None, cwd=group).path == group / "inventory.yaml"
     group.chmod(0o755)
     assert load(None, cwd=group / "me").path == group / "inventory.yaml"
 
 
-# fault: kernel/inventory/load.py: theirs = changed_by_others(base) if found else None → theirs = None
-# fault: kernel/inventory/load.py: if ref.kind == "cmd" and self.theirs: → if False:
-# fault: kernel/inventory/load.py: if self.theirs and not found.is_absolute(): → if False:
-# fault: kernel/inventory/sources.py: if kind == "command" and theirs: → if False:
+# fault: kernel/inventory/load.py: if self.found and ref.kind == "cmd" and → if False and
+# fault: kernel/inventory/load.py: if self.found and (why := others_change(whole)): → if False:
+# fault: kernel/inventory/sources.py: if found and kind == "command" and → if False and
 # fault: kernel/inventory/find.py: (not named and changed_by_others(found.parent)) → False
 # fault: kernel/terminal/session.py: found or inventory is None → found
 @pytest.mark.parametrize(
@@ -290,7 +290,8 @@ def test_what_others_may_put_beside_an_inventory_is_used_where_that_is_named(
         Session(None, as_json=False).load()
     line = len(path.read_text().splitlines())
     assert f"inventory.yaml:{line}: {key}: others may change {here.parent}" in str(caught.value)
-    assert caught.value.again == (*inventory_words(path),) == ("-i", str(path))
+    assert caught.value.again is None, "pasted, a line that names it would run what others have put there"
+    assert inventory_words(path) == ["-i", str(path)]
     assert not (here / "ran").exists()
     here.parent.chmod(0o755)
     assert inventory_words(path) == []
@@ -301,11 +302,46 @@ def test_what_others_may_put_beside_an_inventory_is_used_where_that_is_named(
     assert load(None, cwd=here).path == path
 
 
-# fault: kernel/inventory/find.py: there = _is_own(start / sandbox, start) → there = _seen(start / sandbox)
-# fault: kernel/inventory/find.py: if _is_own(up / path, up)), None) → if _seen(up / path)), None)
-# fault: kernel/inventory/find.py: and not _is_own(inside, path.parent): → and False:
-# fault: kernel/inventory/find.py: and not others_write(path, path.stat()) → and True
-# fault: kernel/inventory/find.py: not any(map(_others, way)) and → not _others(path) and
+BESIDE = '#!/bin/sh\ntouch ran; echo \'{"gpu1": {"address": "10.0.0.1"}}\'\n'
+
+
+# fault: kernel/laptop.py: kept and added → stat.S_ISDIR(about.st_mode) and added
+# fault: kernel/inventory/beside.py: (base, *files) → (base,)
+@pytest.mark.parametrize("open_to", ["nothing", "the file", "its folder", "another's"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        "ssh: {config: at/file}",
+        "api_key: file:at/file",
+        "api_key: 'cmd:sh -c \"./at/file --x\"'",
+        "hosts_from: command:env X=1 at/file",
+        "hosts_from: 'command:sh -c \". at/file\"'",
+    ],
+)
+def test_a_file_that_others_may_change_is_used_where_its_inventory_is_named(
+    more: str, open_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory and its folder are own, and what it names is a group's."""
+    monkeypatch.chdir(tmp_path)
+    path, file = tmp_path / "inventory.yaml", tmp_path / "at" / "file"
+    file.parent.mkdir()
+    file.write_text(BESIDE)
+    file.chmod(0o777 if open_to == "the file" else 0o755)
+    file.parent.chmod(0o777 if open_to == "its folder" else 0o755)
+    hosts = [] if "hosts" in more else ["hosts: {gpu1: {address: 10.0.0.1}}"]
+    path.write_text("\n".join([TOP.strip(), *hosts, more]))
+    if open_to == "another's":
+        be_of_another_user(file, monkeypatch)
+    refused = open_to != "nothing"
+    with pytest.raises(InventoryError, match="others may change") if refused else nullcontext():
+        load(None, cwd=tmp_path)
+    assert (tmp_path / "ran").exists() is (not refused and "hosts_from" in more)
+
+
+# fault: kernel/inventory/find.py: there = _is_own(start / sandbox) → there = _seen(start / sandbox)
+# fault: kernel/inventory/find.py: if _is_own(up / path)), None) → if _seen(up / path)), None)
+# fault: kernel/inventory/find.py: and not _is_own(inside): → and False:
+# fault: kernel/inventory/find.py: path.is_file() and not changed_by_others(path) → path.is_file()
 @pytest.mark.parametrize("own", ["nothing", "the file", "all but its mode", "all"])
 def test_no_remedy_names_an_inventory_of_another_user(
     own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 DEFAULT_NAME = "inventory.yaml"
 # How a first one is written.
 INIT = "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"
+# Behind what others may do.
+NAME_IT = "name the inventory with -i where you trust them"
 # 256 hosts with every key take 150 kB. The YAML parser needs 10 s for 1 MB.
 MAX_BYTES = 256_000
 
@@ -60,7 +62,7 @@ def find(cwd: Path) -> Path:
             break
     up = f" or above it, up to {root}" if root != start else ""
     sandbox = Path("sandbox") / DEFAULT_NAME
-    there = _is_own(start / sandbox, start)
+    there = _is_own(start / sandbox)
     raise InventoryError(
         f"no {DEFAULT_NAME} in {start}{up}",
         again=("-i", str(sandbox)) if there else None,
@@ -77,19 +79,13 @@ def _ensure_kept(folder: Path, start: Path) -> None:
     if folder != start and (by := changed_by_others(folder)):
         path = folder / DEFAULT_NAME
         text = f"{path} is not in the current folder, and others may change {by}: it may have commands run here"
-        raise InventoryError(text, again=("-i", str(path)))
+        raise InventoryError(f"{text}: {NAME_IT}", hint=command_line("stat", str(by)))
 
 
-def _others(path: Path) -> set[int]:
-    """The users, other than this one and root, who own a file or what leads to it."""
-    return {path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()}
-
-
-def _is_own(path: Path, below: Path) -> bool:
+def _is_own(path: Path) -> bool:
     """Whether a file is there that a remedy may name: pasted, one that another user has put there may run commands."""
     try:
-        way = [path, *(folder for folder in path.parents if folder != below and folder.is_relative_to(below))]
-        return path.is_file() and not any(map(_others, way)) and not others_write(path, path.stat())
+        return path.is_file() and not changed_by_others(path)
     except OSError:
         return False
 
@@ -115,7 +111,7 @@ def _missing(file: str, cwd: Path | None) -> InventoryError:
     path, text = Path(file), f"{file}: no such file"
     # The current folder may be gone; an absolute path needs none.
     cwd = cwd or (Path("/") if path.is_absolute() else here())
-    above = None if path.is_absolute() else next((up / path for up in cwd.parents if _is_own(up / path, up)), None)
+    above = None if path.is_absolute() else next((up / path for up in cwd.parents if _is_own(up / path)), None)
     if above:
         return InventoryError(text, instead=_instead(file, above))
     if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
@@ -157,11 +153,11 @@ def own_bytes(path: Path, owner: int | None = None) -> bytes:
     with open_given(path) as stream:
         about = os.fstat(stream.fileno())
         if about.st_uid not in {0, os.geteuid(), owner}:
-            text = f"{path} belongs to another user, who may have it run commands here"
-            raise InventoryError(text, again=("-i", str(path)))
+            text = f"{path} belongs to another user, who may have it run commands here: {NAME_IT}"
+            raise InventoryError(text, hint=command_line("stat", str(path)))
         if owner is None and others_write(stream.fileno(), about):
             raise InventoryError(
-                f"others may write {path}, and it may have commands run here",
+                f"others may write {path}, and it may have commands run here: read it, and then close it to them",
                 hint=command_line("chmod", "go-w", str(path)),
             )
         return stream.read(MAX_BYTES + 1)
@@ -185,7 +181,7 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
-            if _seen(inside) and not _is_own(inside, path.parent):
+            if _seen(inside) and not _is_own(inside):
                 text = f"{text}, and others may change its {DEFAULT_NAME}, which may have commands run here"
                 raise InventoryError(text, hint=command_line("stat", str(inside))) from None
             missing = None if _seen(inside) else command_line(*typed_words(INIT.split()), Option("-o"), str(inside))

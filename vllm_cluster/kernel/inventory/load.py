@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.beside import others_change, others_change_command
 from vllm_cluster.kernel.inventory.consistency import check, ssh_key
 from vllm_cluster.kernel.inventory.document import Document, read_document
 from vllm_cluster.kernel.inventory.find import MAX_BYTES
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory, SecretRef, SshSettings
 from vllm_cluster.kernel.inventory.problems import Loc, as_error, file_name
-from vllm_cluster.kernel.inventory.sources import add_hosts, changes_here
+from vllm_cluster.kernel.inventory.sources import add_hosts
 from vllm_cluster.kernel.inventory.validate import validate
-from vllm_cluster.kernel.laptop import changed_by_others, here
+from vllm_cluster.kernel.laptop import here
 
 # The YAML parser needs 4 s for 100,000 of them.
 MAX_BRACKETS = 5_000
@@ -24,25 +25,21 @@ MAX_TEXT = 2 * MAX_BYTES
 def load_text(raw: bytes, *, path: Path | None, cwd: Path | None, found: bool = False) -> Inventory:
     """The inventory in these bytes; `path` is the file that they came from, None for standard input.
 
-    One that was `found`, and not named, uses nothing of its folder where others may change that, and runs no command.
+    One that was `found`, and not named, uses no file and runs no command that others may change.
 
     Raises:
         InventoryError: one line for each problem, with file, line and key.
     """
     base = path.parent if path else cwd or here()
-    theirs = changed_by_others(base) if found else None
     document = _document(raw)
     inventory = None
-    if add_hosts(document, base, theirs):
+    if add_hosts(document, base, found=found):
         inventory = validate(document)
         check(document)
     if inventory is not None and not document.problems:
-        inventory = _with_paths(inventory, _PathResolver(base, theirs, document))
+        inventory = _with_paths(inventory, _PathResolver(base, document, found=found))
     if inventory is None or document.problems:
-        error = as_error(document.problems, file_name(path, cwd))
-        if path and theirs and any(problem.text == changes_here(theirs) for problem in document.problems):
-            error.again = ("-i", str(path))
-        raise error
+        raise as_error(document.problems, file_name(path, cwd))
     hosts = {
         name: host.model_copy(update={"line": document.line(("hosts", name))}) for name, host in inventory.hosts.items()
     }
@@ -90,10 +87,10 @@ def _with_paths(inventory: Inventory, ends: _PathResolver) -> Inventory:
 
 
 class _PathResolver:
-    def __init__(self, base: Path, theirs: Path | None, document: Document) -> None:
+    def __init__(self, base: Path, document: Document, *, found: bool) -> None:
         self.base = base
-        self.theirs = theirs
         self.document = document
+        self.found = found
 
     def settings(self, ssh: SshSettings) -> SshSettings:
         update = {"config": self.path(ssh.config, ("ssh", "config"))}
@@ -106,8 +103,8 @@ class _PathResolver:
         return self.reference(ref, loc) if ref else None
 
     def reference(self, ref: SecretRef, loc: Loc) -> SecretRef:
-        if ref.kind == "cmd" and self.theirs:
-            self.document.add_problem(loc, changes_here(self.theirs))
+        if self.found and ref.kind == "cmd" and (why := others_change_command(ref.value, self.base)):
+            self.document.add_problem(loc, why)
         if ref.kind != "file":
             return ref
         return ref.model_copy(update={"value": str(self.path(Path(ref.value), loc))})
@@ -116,13 +113,13 @@ class _PathResolver:
         if path is None:
             return None
         try:
-            found = path.expanduser()
+            whole = self.base / path.expanduser()
         except RuntimeError:
             self.document.add_problem(loc, "begins with ~ of a user that this machine does not know")
             return path
-        if self.theirs and not found.is_absolute():
-            self.document.add_problem(loc, changes_here(self.theirs))
-        return self.base / found
+        if self.found and (why := others_change(whole)):
+            self.document.add_problem(loc, why)
+        return whole
 
 
 def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tuple[str | int, ...]]) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.inventory import grammar
+from vllm_cluster.kernel.inventory.beside import others_change_command
 from vllm_cluster.kernel.inventory.consistency import check
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import SecretRef
 from vllm_cluster.kernel.inventory.secrets import MAX_BYTES, command_output
 from vllm_cluster.kernel.inventory.validate import validate
-from vllm_cluster.kernel.text import printable
 from vllm_cluster.wire.reading import bounded
 
 KEY = "hosts_from"
@@ -38,15 +38,10 @@ _ANY_HOST: Mapping[str, object] = {"hosts": {"host": {}}}
 MAX_NODES = 4096
 
 
-def changes_here(theirs: Path) -> str:
-    """What is wrong with a command, or a file beside the inventory, where others may put theirs in its place."""
-    return f"others may change {printable(str(theirs))}, and so what this runs or reads: name the inventory"
-
-
-def add_hosts(document: Document, base: Path, theirs: Path | None = None) -> bool:
+def add_hosts(document: Document, base: Path, *, found: bool = False) -> bool:
     """Put the hosts of another source into a document; False where that cannot be, with the problem.
 
-    A command runs in the folder `base`, unless that is `theirs`, what others may change.
+    A command runs in the folder `base`; of an inventory that was `found` not where others may change what it is.
 
     A source is asked last: it may be a command, and a file that is not an inventory in all else runs none.
     """
@@ -58,8 +53,8 @@ def add_hosts(document: Document, base: Path, theirs: Path | None = None) -> boo
         known = " or ".join(f"{name}:…" for name in SOURCES)
         document.add_problem((KEY,), "stays alone: remove hosts" if "hosts" in data else f"must be {known}")
         return False
-    if kind == "command" and theirs:
-        document.add_problem((KEY,), changes_here(theirs))
+    if found and kind == "command" and (why := others_change_command(word, base)):
+        document.add_problem((KEY,), why)
     if document.problems or not _is_sound(document, data):
         return False
     document.lines[("hosts",)] = document.line((KEY,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.inventory.find import inventory_words
 from vllm_cluster.kernel.shell_line import Filled, Paste, export_line, shell_line
@@ -13,6 +14,9 @@ from vllm_cluster.kernel.terminal.output import data, document, out, to_paste
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.ask_head import Endpoint
 from vllm_cluster.serving.endpoint.endpoint import ClientEndpoint
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 
 def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
@@ -54,11 +58,18 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, paste: Paste, *, a
     out(f"{endpoint.model} answers at {where}{there}")
 
 
-def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool, as_json: bool) -> None:
+def inventory_of(inventory: Inventory) -> list[str]:
+    """The words that name an inventory from any folder, and that no person named it where it was found."""
+    if inventory.path is None:
+        return []
+    return ["-i", str(inventory.path.absolute()), *(["--found"] if inventory.found else [])]
+
+
+def show_clients(endpoint: ClientEndpoint, inventory: Inventory, *, env: bool, as_json: bool) -> None:
     """Write what clients need on standard output; the key itself only with `env`."""
     # What a program keeps is run from any folder.
-    absolute = ["-i", str(inventory.absolute())] if inventory else []
-    words = [*as_called("vcluster endpoint").split(), *(absolute if as_json else inventory_words(inventory))]
+    named = inventory_of(inventory) if as_json else inventory_words(None if inventory.found else inventory.path)
+    words = [*as_called("vcluster endpoint").split(), *named]
     key = shell_line([*words, "--key"])
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None

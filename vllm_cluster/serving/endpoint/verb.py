@@ -115,7 +115,7 @@ def _show(session: Session, *, env: bool, direct: bool, detach: bool) -> None:
     again = _of_tunnel(loaded) if detach else None
     found = action_of.find_endpoint(loaded, cache_folder(), direct=direct, detach=again)
     session.finish()
-    show_clients(found, loaded.path, env=env, as_json=session.as_json)
+    show_clients(found, loaded, env=env, as_json=session.as_json)
 
 
 def _of_tunnel(inventory: Inventory) -> list[str]:
@@ -123,7 +123,9 @@ def _of_tunnel(inventory: Inventory) -> list[str]:
         raise UsageError(
             "--detach needs the inventory as a file, not on standard input", hint="vcluster endpoint --detach -i FILE"
         )
-    return ["-i", str(inventory.path.absolute()), *(["--found"] if inventory.found else [])]
+    from vllm_cluster.serving.endpoint.render import inventory_of
+
+    return inventory_of(inventory)
 
 
 def _close(session: Session) -> None:
