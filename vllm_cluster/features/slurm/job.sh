@@ -24,6 +24,8 @@ main() {
   jobs=$(mkdir -p "$place" && cd -P "$place" && pwd -P) || fail "cannot write to $place/$SLURM_JOB_ID"
   open=$(closed "$jobs") || fail "$open"
   job=${jobs%/}/$SLURM_JOB_ID
+  # They divide what Python and containers get.
+  case $job in *[:,]*) fail "$job has a colon or a comma: export VCLUSTER_JOBS=FOLDER" ;; esac
   # Others may know the number before the job begins, and make the folder where all may write.
   own_folder "$job" || fail "cannot write to $job"
   closed_to_others "$job" || fail "$job is not a folder of $(id -un) alone"

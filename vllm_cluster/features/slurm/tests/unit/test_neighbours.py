@@ -265,6 +265,14 @@ def test_a_job_uses_no_link_that_another_user_may_replace(linked: Path) -> None:
     assert {one.partition("/7")[0] for one in used} == {f"{linked}/home/jobs"}
 
 
+# fault: features/slurm/job.sh: in *[:,]*) fail → in x) fail
+@pytest.mark.parametrize("name", ["a:b", "a,b"])
+def test_a_folder_whose_name_divides_what_a_job_gets_is_refused(name: str, tmp_path: Path) -> None:
+    """Python would import from its second half."""
+    done = begun("exit 0", str(tmp_path), tmp_path / name)
+    assert (done.returncode, f"{tmp_path}/{name}/7 has a colon or a comma" in done.stderr) == (1, True)
+
+
 # fault: features/slurm/folders.py: [ "$(find "$above" -maxdepth 0 ! \( → [ ! "$(find "$above" -maxdepth 0 \(
 def test_a_folder_that_cannot_be_seen_may_be_of_another_user(tmp_path: Path) -> None:
     """Where one above is moved away for a moment, `find` prints nothing of what is below it."""
