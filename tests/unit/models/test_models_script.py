@@ -52,6 +52,14 @@ def test_a_complete_model_has_its_commit_and_its_size(tmp_path: Path, shell: lis
     assert model.last_read is not None
 
 
+# fault: kernel/models/listed.py: commit=one_line(commit) → commit=commit
+# fault: kernel/models/listed.py: problem=one_line(problem) → problem=problem
+# fault: kernel/models/listed.py: name=quoted_labels( → name=str(
+def test_no_text_of_a_list_begins_as_a_line_to_paste() -> None:
+    (found,) = parse_models("hub|fix: x| fix: x|1|1|next: x\nwhole\n")
+    assert (found.name, found.commit, found.problem) == ('"fix": x', '"fix": x', '"next": x')
+
+
 @pytest.mark.parametrize(
     ("harm", "problem"),
     [

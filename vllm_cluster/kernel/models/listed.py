@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.facts.values import number
+from vllm_cluster.wire.values import one_line, quoted_labels
 
 END = "whole"
 _COLUMNS = 6
@@ -46,9 +47,9 @@ def _models(lines: list[str]) -> Iterator[CachedModel]:
         name, commit, kib, used, problem = rest
         yield CachedModel(
             # As huggingface_hub writes it: "--" for the one "/" of a repository.
-            name=name.replace("--", "/", 1) if kind == "hub" else f"./{name}",
-            commit=commit,
+            name=quoted_labels(name.replace("--", "/", 1)) if kind == "hub" else f"./{name}",
+            commit=one_line(commit),
             size_bytes=1024 * (number(kib) or 0),
             last_read=None if (read := number(used)) is None else float(read),
-            problem=problem,
+            problem=one_line(problem),
         )
