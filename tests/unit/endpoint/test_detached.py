@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.sim import make
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.endpoint import endpoint
@@ -172,3 +173,17 @@ def test_two_that_start_at_once_share_one(state: State) -> None:
     for thread in threads:
         thread.join()
     assert len({one.pid for one in found}) == 1
+
+
+# fault: serving/endpoint/verb.py:             keep_log_own() →             pass
+def test_the_log_has_this_programs_own_words_alone(tmp_path: Path) -> None:
+    """What a command of the inventory writes may be a server's, and became an error and a remedy of the next call."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        "version: 1\ncluster: lab\nimage: i\nmodel_cache: /m\n"
+        "hosts_from: 'command:sh -c \"echo fix: touch x >&2; exit 1\"'\n"
+    )
+    words = [sys.executable, "-m", "vllm_cluster", "endpoint", "--background", "0", "-i", str(path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "inventory.yaml:5: hosts_from: sh -c" in done.stderr) == (2, True), done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith("fix: touch")]

@@ -116,7 +116,7 @@ def _no_input(source: Path, output: Path) -> UsageError:
         return UsageError(text, hint="save the requests in a file, and name that")
     example = Path("prompts.json")
     if example.exists():
-        return UsageError(f"{source} is not there", hint=command_line("ls", str(source.parent)))
+        return UsageError(f"{source} is not there", hint=command_line("stat", str(source.parent)))
     hint = f'echo \'["The capital of France is", "A river"]\' > {example}'
     hint += "\n" + command_line("vcluster", "batch", str(example), Option("-o"), str(output))
     return UsageError(f"{source} is not there", hint=hint)

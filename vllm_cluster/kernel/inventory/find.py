@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from vllm_cluster.kernel.errors import InventoryError, VclusterError
+from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.inventory.problems import file_name
 from vllm_cluster.kernel.laptop import changed_by_others, here, open_given, others_write, read_given, real
 from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
@@ -91,19 +91,11 @@ def _is_own(path: Path) -> bool:
 
 
 def inventory_words(inventory: Path | None) -> list[str]:
-    """Return the option that names an inventory: none where a call from here finds it without, and takes all of it."""
+    """Return the option that names an inventory, as a person did; none where the environment names it."""
     if inventory is None or str(inventory) == "-":
         return []
-    try:
-        named = os.environ.get("VCLUSTER_INVENTORY")
-        found = Path(named) if named else find(here())
-        if real(found) != real(inventory) or (not named and changed_by_others(found.parent)):
-            return ["-i", str(inventory)]
-        if not named:
-            own_bytes(found)
-        return []
-    except (VclusterError, OSError):
-        return ["-i", str(inventory)]
+    named = os.environ.get("VCLUSTER_INVENTORY")
+    return [] if named and real(Path(named)) == real(inventory) else ["-i", str(inventory)]
 
 
 def _missing(file: str, cwd: Path | None) -> InventoryError:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
-from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_own_file, write_whole
+from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_own_file, real, write_whole
 
 MAX_MODELS, MAX_SERVED = 20, 100
 _COLUMNS = 3
@@ -105,7 +105,7 @@ def remember_served(inventory: Path | None, served: Mapping[str, str], ready: st
     if ready:
         remember_model(ready)
     if inventory is not None:
-        at = str(inventory.resolve())
+        at = _key(inventory)
         # What is not offered is not kept: a host may have given it any name.
         own = [(at, *names) for names in served.items() if all(map(_PLAIN.fullmatch, names))]
         rows = [*own, *(row for row in _served() if row[0] != at)][:MAX_SERVED]
@@ -115,7 +115,7 @@ def remember_served(inventory: Path | None, served: Mapping[str, str], ready: st
 def remember_stopped(inventory: Path | None, name: str | None) -> None:
     """Keep that a name is served no more, or none is."""
     if inventory is not None:
-        at = str(inventory.resolve())
+        at = _key(inventory)
         remember_served(
             inventory, {one: model for path, one, model in _served() if path == at and name not in (None, one)}
         )
@@ -124,13 +124,20 @@ def remember_stopped(inventory: Path | None, name: str | None) -> None:
 def _served_by(ctx: Words) -> dict[str, str]:
     """The models by name that the cluster of the inventory serves, as it was seen last."""
     path = _inventory(ctx)
-    return {name: model for at, name, model in _served() if at == str(path.resolve())} if path else {}
+    return {name: model for at, name, model in _served() if at == _key(path)} if path else {}
 
 
 def _served() -> list[tuple[str, str, str]]:
     """The inventory, the name and the model of each that is served."""
     rows = (line.split("\t") for line in _kept("served"))
     return [(row[0], row[1], row[2]) for row in rows if len(row) == _COLUMNS]
+
+
+def _key(inventory: Path) -> str:
+    """What a row has for an inventory, whose path may hold any byte."""
+    import hashlib
+
+    return hashlib.sha256(os.fsencode(real(inventory))).hexdigest()
 
 
 def _kept(name: str) -> list[str]:
@@ -146,7 +153,7 @@ def _file(name: str) -> Path:
 
 def _keep(name: str, lines: Iterable[str]) -> None:
     # A cache that cannot be written is none.
-    with suppress(OSError, VclusterError):
+    with suppress(OSError, ValueError, VclusterError):
         file = _file(name)
         make_private(file.parent)
         write_whole(file, "\n".join(lines))

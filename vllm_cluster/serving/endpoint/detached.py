@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -154,6 +155,16 @@ class State:
             lines = read_own_file(self.log).decode("utf-8", "replace").split("\n")
             return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
         return []
+
+
+def keep_log_own() -> None:
+    """Write nothing but this program's own words into its log, of which the next call shows errors and remedies.
+
+    What the commands of an inventory write there may be of whatever they connect to.
+    """
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - its number is needed
+        os.dup2(nothing.fileno(), 2)
 
 
 def _end(pid: int, started: str | None) -> None:

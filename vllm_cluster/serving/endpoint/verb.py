@@ -71,6 +71,9 @@ def endpoint(
     port = _local_port(tunnel)
     with Session(inventory, as_json=as_json, changes=rotate is not None, found=found) as session:
         if background is not None:
+            from vllm_cluster.serving.endpoint.detached import keep_log_own
+
+            keep_log_own()
             tunnels.keep_open(session, session.load(), background)
         elif tunnel:
             try:

@@ -13,7 +13,6 @@ import fcntl
 import importlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -40,8 +39,6 @@ SIOCGIFADDR = 0x8915
 PR_SET_PDEATHSIG = 1
 PROBE_SECONDS, ASK_SECONDS, PAUSE_SECONDS, GRACE_SECONDS, NOT_FOUND = 2.0, 60.0, 0.2, 1.0, 127
 INFINIBAND = "InfiniBand"
-# A word, or the value of an option or of a part of it.
-_RELATIVE = re.compile(r"\A((?:.*?=)?)(\.\.?/.*)\Z", re.DOTALL)
 
 
 def own_address(leader: str, *, leads: bool) -> str:
@@ -116,7 +113,15 @@ def node_folder() -> Path:
 
 def from_submission(argv: Sequence[str], folder: Path) -> list[str]:
     """The words of vLLM, whose paths that begin with ./ or ../ lead from the folder in which the job was submitted."""
-    return [_RELATIVE.sub(lambda found: found[1] + os.path.normpath(folder / found[2]), word) for word in argv]
+    return [_from(folder, word) for word in argv]
+
+
+def _from(folder: Path, word: str) -> str:
+    # A word, or the value of an option or of a part of it.
+    for at in (0, *(number for number, char in enumerate(word, 1) if char == "=")):
+        if word.startswith(("./", "../"), at):
+            return word[:at] + os.path.normpath(folder / word[at:])
+    return word
 
 
 def left_there(argv: Sequence[str], folder: Path) -> list[str]:

@@ -373,7 +373,7 @@ def test_no_code_of_the_folder_of_the_submission_runs(tmp_path: Path, python: st
 
 
 # fault: features/slurm/on_host/step.py: if value and not value.startswith(("-", "/", ".")) and → if value and
-# fault: features/slurm/on_host/step.py: ((?:.*?=)?) → ()
+# fault: features/slurm/on_host/step.py: if char == "=")) → if char == " "))
 def test_a_path_leads_from_the_folder_of_the_submission_where_it_begins_so(tmp_path: Path) -> None:
     """vLLM takes a folder ORG/NAME for the model, with code in it; a file of the job is named as one."""
     (tmp_path / "org/m").mkdir(parents=True)
