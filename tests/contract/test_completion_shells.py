@@ -13,6 +13,7 @@ from tests.support.figures import record
 from tests.support.in_process import run
 from tests.support.paths import VCLUSTER
 from tests.support.terminal import Terminal
+from vllm_cluster.kernel.terminal.completion import row_key
 
 # Each shell without a person's settings, and with a prompt that the setup itself does not show.
 SHELLS = {
@@ -85,7 +86,7 @@ def test_of_planted_names_tab_offers_the_plain_one_alone(
         cache = tmp_path / ".cache" / "vcluster"
         cache.mkdir(parents=True, mode=0o700)
         (cache / "models").write_text("\n".join((*PLANTED, "plain.name-1")))
-        rows = (f"{tmp_path.resolve()}/lab.yaml\t{name}\torg/m" for name in (*PLANTED, "plain.name-1"))
+        rows = (f"{row_key(tmp_path / 'lab.yaml')}\t{name}\torg/m" for name in (*PLANTED, "plain.name-1"))
         (cache / "served").write_text("\n".join(rows))
         before = len(at.shown)
         at.press(f"{line}\t")

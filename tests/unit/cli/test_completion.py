@@ -26,6 +26,7 @@ from vllm_cluster.kernel.terminal.completion import (
     remember_model,
     remember_served,
     remember_stopped,
+    row_key,
 )
 
 INVENTORY = """version: 1
@@ -134,12 +135,22 @@ def test_each_verb_is_offered_what_it_takes_of_the_models(inventory: Path) -> No
 @pytest.mark.parametrize("text", ["", "x", "INVENTORY", "INVENTORY\ta", "INVENTORY\ta\torg/a\tb"])
 def test_what_another_version_kept_of_the_served_is_none(text: str, inventory: Path, tmp_path: Path) -> None:
     remember_served(inventory, {"a": "org/a"})
-    (tmp_path / "cache" / "vcluster" / "served").write_text(text.replace("INVENTORY", str(inventory)))
+    (tmp_path / "cache" / "vcluster" / "served").write_text(text.replace("INVENTORY", row_key(inventory)))
     assert complete_served(Typed(inventory), [], "") == []
     # A name of a host cannot be a row of another inventory.
     other = inventory.with_name("other.yaml")
-    remember_served(inventory, {f"b\n{other}\tc": "org/a", "d": "org/d"})
+    remember_served(inventory, {f"b\n{row_key(other)}\tc": "org/a", "d": "org/d"})
     assert (complete_served(Typed(other), [], ""), complete_served(Typed(inventory), [], "")) == ([], ["d"])
+
+
+# fault: kernel/terminal/completion.py: os.fsencode(real(inventory)) → str(real(inventory)).encode()
+@pytest.mark.parametrize("name", ["caf\udce9", "a\tb", "a\nb"])
+def test_the_folder_of_an_inventory_may_have_any_name(name: str, inventory: Path) -> None:
+    """A verb that had done all ended in an internal error."""
+    path = inventory.parent / name / "inventory.yaml"
+    path.parent.mkdir()
+    remember_served(path, {"a": "org/a"})
+    assert complete_served(Typed(path), [], "") == ["a"]
 
 
 def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) -> None:

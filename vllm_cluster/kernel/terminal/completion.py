@@ -105,7 +105,7 @@ def remember_served(inventory: Path | None, served: Mapping[str, str], ready: st
     if ready:
         remember_model(ready)
     if inventory is not None:
-        at = _key(inventory)
+        at = row_key(inventory)
         # What is not offered is not kept: a host may have given it any name.
         own = [(at, *names) for names in served.items() if all(map(_PLAIN.fullmatch, names))]
         rows = [*own, *(row for row in _served() if row[0] != at)][:MAX_SERVED]
@@ -115,7 +115,7 @@ def remember_served(inventory: Path | None, served: Mapping[str, str], ready: st
 def remember_stopped(inventory: Path | None, name: str | None) -> None:
     """Keep that a name is served no more, or none is."""
     if inventory is not None:
-        at = _key(inventory)
+        at = row_key(inventory)
         remember_served(
             inventory, {one: model for path, one, model in _served() if path == at and name not in (None, one)}
         )
@@ -124,7 +124,7 @@ def remember_stopped(inventory: Path | None, name: str | None) -> None:
 def _served_by(ctx: Words) -> dict[str, str]:
     """The models by name that the cluster of the inventory serves, as it was seen last."""
     path = _inventory(ctx)
-    return {name: model for at, name, model in _served() if at == _key(path)} if path else {}
+    return {name: model for at, name, model in _served() if at == row_key(path)} if path else {}
 
 
 def _served() -> list[tuple[str, str, str]]:
@@ -133,7 +133,7 @@ def _served() -> list[tuple[str, str, str]]:
     return [(row[0], row[1], row[2]) for row in rows if len(row) == _COLUMNS]
 
 
-def _key(inventory: Path) -> str:
+def row_key(inventory: Path) -> str:
     """What a row has for an inventory, whose path may hold any byte."""
     import hashlib
 
