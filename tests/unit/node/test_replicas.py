@@ -104,13 +104,15 @@ def test_one_that_ends_is_started_again_and_the_other_stays(two: Two, which: int
     assert two.rows[which].failure.summary == f"vLLM ended with exit code 137{(' on gpu2' if which else '')}"
 
 
+# fault: serving/node/replicas.py: elif path.name != READY: → else:
 def test_one_that_is_not_wanted_any_more_ends_and_the_other_stays(two: Two) -> None:
+    """What was ready there stays: a model that was stopped can be served again by a rollback."""
     first, second = two.pids
     row = two.row(0, "one-0", 1)
     two.world._write(two.world.state / "wanted.json", json.dumps({"v": 3, "deployments": [row]}))
     eventually(lambda: not lives(second) and not two.rows, "one replica alone")
     assert lives(first)
-    assert not (two.world.state / "replica-1").exists()
+    assert [path.name for path in (two.world.state / "replica-1").iterdir()] == ["ready.json"]
     assert two.world.status
     assert two.world.status.serve
     assert two.world.status.serve.attempt == 1

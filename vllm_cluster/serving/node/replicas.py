@@ -16,7 +16,7 @@ from vllm_cluster.serving.node.replica_controller import Around, ReplicaControll
 from vllm_cluster.serving.node.start import Nodes, Parts
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment
-from vllm_cluster.wire.order import Order, Placement
+from vllm_cluster.wire.order import READY, TAKEN, Order, Placement
 from vllm_cluster.wire.values import served_name
 
 # Of the lines of all failures in the status, which is read whole: at most a sixth of what `status` takes.
@@ -46,7 +46,7 @@ class Replicas:
         self._order: Order | None = None
         for folder in state.glob("replica-*"):
             index = folder.name.removeprefix("replica-")
-            if index.isdecimal() and int(index):
+            if index.isdecimal() and int(index) and (folder / TAKEN).exists():
                 self._all[int(index)] = ReplicaController(self._around, int(index))
 
     @property
@@ -114,12 +114,12 @@ class Replicas:
         )
 
     def _clear(self) -> None:
-        """Forget a replica that is not wanted any more, once nothing of it is left."""
+        """Forget a replica that is not wanted any more, once nothing of it is left but what was ready, to go back to."""
         wanted = {one.index for one in self._order.deployments} if self._order else set(self._all)
         for index, one in list(self._all.items()):
             if index and index not in wanted and one.over:
                 del self._all[index]
-                shutil.rmtree(self._state / f"replica-{index}", ignore_errors=True)
+                _empty(self._state / f"replica-{index}")
                 log_line("node", f"replica {index} is not wanted any more")
 
     def _keep_front(self) -> None:
@@ -216,3 +216,12 @@ def adapter_names(flags: Iterable[str]) -> tuple[str, ...]:
                 left -= len(served_name(name))
                 found += [name] if left >= 0 else []
     return tuple(found)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a replica kept, but for what was ready."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != READY:
+            path.unlink(missing_ok=True)
