@@ -189,11 +189,11 @@ def test_too_many_replicas_are_refused_with_how_many_fit_beside_the_others(serve
         return error
 
     none = refused()
-    assert none.message.endswith(" do not fit: there are 2 on gpu1, 2 on gpu2")
+    assert none.message.endswith(" do not fit: free are 2 on gpu1, 2 on gpu2")
     assert none.hint == "give at most --replicas 4"  # which asks about both
     lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
     some = refused()
-    assert some.message == "5 replicas of 1 GPU each do not fit: there are 2 on gpu2"
+    assert some.message == "5 replicas of 1 GPU each do not fit: free are 2 on gpu2"
     assert some.hint == "give at most --replicas 2\nvcluster stop org/model, then give at most --replicas 4"
     lab.succeed(served, INVENTORY, partial(lab.do_serve, model="org/third", tp=1, replicas=2, confirm=lambda _: None))
 

@@ -111,7 +111,7 @@ def test_models_are_those_served_last_first(inventory: Path) -> None:
 # fault: kernel/terminal/completion.py: if row[0] != at)] → if False)]
 def test_each_verb_is_offered_what_it_takes_of_the_models(inventory: Path) -> None:
     """`stop` offered models by the name of their files, and `models rm` those that are served: both refuse that."""
-    for model in ("org/a", "org/b", "org/c"):
+    for model in ("/models/x", "org/a", "org/b", "org/c"):
         remember_model(model)
     other = inventory.with_name("other.yaml")
     remember_served(other, {"b": "org/b"})

@@ -146,7 +146,7 @@ def test_the_address_of_vllm_is_not_a_misspelt_list_of_hosts(words: tuple[str, .
 @pytest.mark.parametrize(
     ("source", "message", "fix"),
     [
-        ("in.json", "in.json is not there", "ls ."),
+        ("in.json", "in.json is not there", "stat ."),
         ("/dev/stdin", "/dev/stdin is not a file; a batch reads its input again when it continues", "save the"),
     ],
 )
@@ -295,11 +295,14 @@ def test_an_unknown_option_leads_to_the_help(option: str, tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (2, error)
 
 
-def test_the_beginning_of_an_option_is_completed() -> None:
-    found = call("up", "--pull")
+# fault: kernel/terminal/words.py: if one == f"{word}s"] → if False]
+@pytest.mark.parametrize(("verb", "typed", "meant"), [("up", "--pull", "--pull-image"), ("fit", "--gpu", "--gpus")])
+def test_the_beginning_of_an_option_is_completed(verb: str, typed: str, meant: str) -> None:
+    """`fit` has --gpu-memory, too."""
+    found = call(verb, typed)
     assert isinstance(found, UsageError)
-    assert found.message == "vcluster up has no option --pull (did you mean --pull-image?)"
-    assert found.hint == "vcluster up --pull-image\nvcluster up --help"
+    assert found.message == f"vcluster {verb} has no option {typed} (did you mean {meant}?)"
+    assert found.hint == f"vcluster {verb} {meant}\nvcluster {verb} --help"
 
 
 @pytest.mark.parametrize(

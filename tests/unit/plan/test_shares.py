@@ -95,21 +95,21 @@ def test_a_gpu_of_another_model_is_not_given() -> None:
     taken = {"gpu1": frozenset({0, 1, 2, 3, 4, 5})}
     assert dealt(TWO, 2, 2, 1, taken=taken) == (Share({"gpu1": 2}, {"gpu1": (6, 7)}),)
     assert dealt(TWO, 8, 8, 1, taken=taken) == (Share({"gpu2": 8}),)
-    with pytest.raises(UsageError, match="there are 2 on gpu1, 8 on gpu2"):
+    with pytest.raises(UsageError, match="free are 2 on gpu1, 8 on gpu2"):
         dealt(TWO, 8, 16, 1, taken=taken)
 
 
 # fault: kernel/plan/shares.py: fits = most(nodes, tp, size // tp, 1, taken) → fits = most(nodes, tp, size // tp, 1)
 # fault: kernel/plan/shares.py: fits = most(nodes, tp, size // tp, 1, taken) → fits = most(there, size, 1, 1)
 def test_too_many_are_refused_with_what_there_is_and_what_fits() -> None:
-    with pytest.raises(UsageError, match=r"^9 replicas of 2 GPUs each do not fit: there are 8 on gpu1, 8 on") as no:
+    with pytest.raises(UsageError, match=r"^9 replicas of 2 GPUs each do not fit: free are 8 on gpu1, 8 on") as no:
         dealt(TWO, 2, 2, 9)
     assert no.value.hint == "give at most --replicas 8"
     with pytest.raises(UsageError) as no:
         dealt(TWO, 4, 32, 1)
     assert no.value.hint == "choose a smaller --tp or --pp"
     taken = {"gpu1": frozenset({0}), "gpu2": frozenset({0})}
-    with pytest.raises(UsageError, match="there are 1 on gpu1, 1 on gpu2, 2 on gpu3") as no:
+    with pytest.raises(UsageError, match="free are 1 on gpu1, 1 on gpu2, 2 on gpu3") as no:
         # What other models leave of two hosts is not joined.
         dealt(dict.fromkeys(("gpu1", "gpu2", "gpu3"), 2), 1, 2, 2, taken=taken)
     assert no.value.hint == "give at most --replicas 1"
@@ -117,7 +117,7 @@ def test_too_many_are_refused_with_what_there_is_and_what_fits() -> None:
 
 # fault: kernel/plan/shares.py: one_each=sum(nodes.values()) >= replicas) → one_each=False)
 def test_where_one_gpu_each_would_do_that_is_the_remedy() -> None:
-    with pytest.raises(UsageError, match=r"^3 replicas cannot be as many on each host: there are 8 on a, 1 on b") as no:
+    with pytest.raises(UsageError, match=r"^3 replicas cannot be as many on each host: free are 8 on a, 1 on b") as no:
         replica_sizes({"a": 8, "b": 1}, None, None, 1, 3)
     assert no.value.hint == "give at most --replicas 2, or --tp 1 too"
     with pytest.raises(UsageError, match=r"^5 replicas of 1 GPU each do not fit") as no:

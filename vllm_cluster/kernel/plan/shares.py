@@ -156,9 +156,11 @@ def _has(free: Mapping[str, list[int]], host: str, devices: tuple[int, ...]) -> 
 
 def _too_many(nodes: Mapping[str, int], size: int, replicas: int, fits: int, *, one_each: bool = False) -> UsageError:
     """The refusal; `nodes` are the free GPUs of the hosts, and `one_each` is whether a GPU for each would do."""
-    there = ", ".join(f"{number} on {name}" for name, number in nodes.items())
+    there = ", ".join(f"{number} on {name}" for name, number in nodes.items()) or "none"
+    what = f"{count(replicas, 'replica')} of {count(size, 'GPU')}{' each' * (replicas > 1)}"
+    does = "do" if replicas > 1 else "does"
     if one_each:
-        text = f"{replicas} replicas cannot be as many on each host: there are {there}"
+        text = f"{replicas} replicas cannot be as many on each host: free are {there}"
         return UsageError(text, hint=f"give at most --replicas {fits}, or --tp 1 too")
-    text = f"{replicas} replicas of {count(size, 'GPU')} each do not fit: there are {there}"
+    text = f"{what} {does} not fit: free are {there}"
     return UsageError(text, hint=f"give at most --replicas {fits}" if fits else "choose a smaller --tp or --pp")

@@ -70,7 +70,8 @@ def complete_served(ctx: Words, args: list[str], incomplete: str) -> list[str]:
 def complete_unserved(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that may be removed: not those that are served."""
     served = {*_served_by(ctx).values()}
-    return _offered((model for model in _kept("models") if model not in served), incomplete)
+    # One that begins with a / is a folder as containers see it.
+    return _offered((one for one in _kept("models") if one not in served and not one.startswith("/")), incomplete)
 
 
 def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:

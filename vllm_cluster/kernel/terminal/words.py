@@ -169,9 +169,9 @@ def _near(params: Sequence[help.Parameter], option: str) -> str:
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:
-    """Of these the one that begins with the word, or is nearest to it; empty where none is near."""
+    """Of these its plural, the one that begins with the word, or is nearest to it; empty where none is near."""
     known = list(known)
-    begun = [one for one in known if one.startswith(f"{word}-")]
+    begun = [one for one in known if one == f"{word}s"] or [one for one in known if one.startswith(f"{word}-")]
     return next(iter(begun or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), "")
 
 
