@@ -114,7 +114,7 @@ class Replicas:
         )
 
     def _clear(self) -> None:
-        """Forget a replica that is not wanted any more, once nothing of it is left but what was ready, to go back to."""
+        """Forget a replica that is not wanted any more, once nothing of it is left but what was ready."""
         wanted = {one.index for one in self._order.deployments} if self._order else set(self._all)
         for index, one in list(self._all.items()):
             if index and index not in wanted and one.over:
