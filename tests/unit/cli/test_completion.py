@@ -106,7 +106,7 @@ def test_models_are_those_served_last_first(inventory: Path) -> None:
     assert complete_models(Typed(inventory), [], "x") == []
 
 
-# fault: kernel/terminal/completion.py: if model not in served) → )
+# fault: kernel/terminal/completion.py: if one not in served and → if
 # fault: kernel/terminal/completion.py: and name not in (None, one)} → and one != name}
 # fault: kernel/terminal/completion.py: if row[0] != at)] → if False)]
 def test_each_verb_is_offered_what_it_takes_of_the_models(inventory: Path) -> None:

@@ -160,7 +160,7 @@ class State:
 def keep_log_own() -> None:
     """Write nothing but this program's own words into its log, of which the next call shows errors and remedies.
 
-    What the commands of an inventory write there may be of whatever they connect to.
+    What the commands of an inventory write there may come from any server that they ask.
     """
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - its number is needed
