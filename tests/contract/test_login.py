@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.carriers import Client, failure, make, refused_by
 from tests.support.figures import tallied
 from tests.support.ports import free_port
 from tests.support.sshd import USER, Sshd, keygen
+from tests.support.waiting import until
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.transport import Kind
@@ -186,13 +188,16 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An agent of this test's own."""
     path = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 5
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(partial(_listens, path), 5, every=0.01)
     yield path
     process.terminate()
     process.wait()
+
+
+def _listens(path: Path) -> bool:
+    """Whether connections are taken: the socket is there a moment before."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as one:
+        return one.connect_ex(str(path)) == 0
 
 
 @pytest.mark.parametrize("how", ["variable", "ssh_config", "among others"])
