@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tests.support.inventories import load
 from tests.unit.inventory.texts import SMALLEST, TOP, read
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.beside import MAX_FOLDERS, others_change_command
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution, load_text
 from vllm_cluster.kernel.inventory.local_files import ensure_ssh_config, missing_identities
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
@@ -303,7 +304,6 @@ BESIDE = '#!/bin/sh\ntouch ran; echo \'{"gpu1": {"address": "10.0.0.1"}}\'\n'
 
 # fault: kernel/laptop.py: kept and added → stat.S_ISDIR(about.st_mode) and added
 # fault: kernel/inventory/beside.py: (base, *files) → (base,)
-# fault: kernel/inventory/beside.py: for piece in (word, *_DIVIDES.split(word)): → for piece in _DIVIDES.split(word):
 # fault: kernel/inventory/beside.py: piece[2:] if piece.startswith("-") → "" if piece.startswith("-")
 # fault: kernel/inventory/beside.py: for found in (name, *_matching(name, folder))) → for found in (name,))
 # fault: kernel/inventory/beside.py: return os.path.expandvars(expanded(name)) → return str(expanded(name))
@@ -348,6 +348,18 @@ def test_a_file_that_others_may_change_is_used_where_its_inventory_is_named(
     with pytest.raises(InventoryError, match="others may change") if refused else nullcontext():
         load(None, cwd=tmp_path)
     assert bool([*tmp_path.rglob("ran")]) is (not refused and "hosts_from" in more)
+
+
+# fault: kernel/inventory/beside.py: for piece in (word, *_DIVIDES.split(word)): → for piece in _DIVIDES.split(word):
+# fault: kernel/inventory/beside.py: if len(folders) > MAX_FOLDERS: → if False:
+def test_a_name_with_a_blank_and_a_command_of_many_folders_are_seen(tmp_path: Path) -> None:
+    (file := tmp_path / "my, hosts.sh").touch()
+    file.chmod(0o777)
+    assert str(file) in others_change_command("'./my, hosts.sh' --x", tmp_path)
+    folders = [tmp_path / str(number) for number in range(MAX_FOLDERS)]
+    for folder in folders:
+        folder.mkdir()
+    assert "more than" in others_change_command(f"ls {' '.join(map(str, folders))}", tmp_path)
 
 
 # fault: kernel/inventory/beside.py: except ValueError:  # a quote → except OSError:  # a quote
